@@ -66,4 +66,13 @@ inline std::vector<double> errors_of(const RanksResult& got, const Exact& want) 
           relative_error(got.dv, want.dv)};
 }
 
+// Of all results.
+inline double worst_error(const RanksResult& r, const Exact& want, bool sink) {
+  std::vector<double> all = errors_of(r, want);
+  all.push_back(relative_error(r.lse, want.lse));
+  all.push_back(relative_error(r.max_logit, want.max_logit));
+  if (sink) all.push_back(relative_error(r.dsink, want.dsink));
+  return *std::max_element(all.begin(), all.end());
+}
+
 }  // namespace weft::test

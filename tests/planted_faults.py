@@ -60,6 +60,8 @@ FAULTS = [
      "groups.touched(nodes.group(to, 0), node, me)", "groups.touched(nodes.group(to, 0), 1, me)"),
     ("a rank passes on the rows that it sees itself", "src/schedule/two_hops.cpp",
      "groups.touched(first + place, 1, source)", "groups.touched(groups.mine(), 1, source)"),
+    ("keys of a node lie in the wrong order of its ranks", "src/schedule/two_hops.cpp",
+     "{{place * rows, (place + 1) * rows}}", "{{(node - 1 - place) * rows, (node - place) * rows}}"),
     ("stages cut by ranks let rows enter a node in several", "src/schedule/exact.cpp",
      ".distances = {nodes * n / parts, nodes * (n + 1) / parts}", ".distances = {0, nodes * (n + 1) / parts}"),
     ("a tree's window does not count from positions", "src/prepare/tree_slices.cpp",

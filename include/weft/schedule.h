@@ -129,14 +129,26 @@ struct Step {
   Index key_rows = 0;             // of the buffer
   Index plan = 0;                 // of Schedule::plans: rows of the rank's queries x rows of the buffer
   Range heads_q = {}, heads_k = {};
+  Index head_group = 0;  // of Swap::head_groups, whose heads these are
+};
+
+// Heads that are swapped together, by rank of the group; empty where there are fewer heads than ranks.
+struct HeadGroup {
+  std::vector<Range> q, k;
 };
 
 // The all-to-all of Ulysses: before the steps each rank of a group gets all rows of some heads, and afterwards it gives
 // the results back. K/V heads that several ranks need go to each of them, and their gradients come home and are added.
-struct Swap {
+// With several head groups, each is swapped in before its own steps, while those of the one before are computed.
+struct WEFT_API Swap {
   Range group;                          // ranks
-  std::vector<Range> heads_q, heads_k;  // by rank of the group; empty where there are fewer heads than ranks
+  std::vector<Range> heads_q, heads_k;  // of all head groups, by rank of the group
   std::vector<Index> head_map;          // of this rank's heads, after the swap
+  std::vector<HeadGroup> head_groups;   // one after another; the steps of each stand together
+  // Whether a rank of the group gets K and V with a head group: not if it has the same K/V heads as the one before.
+  bool brings_keys(Index head_group, Index member) const;
+  // Whether their gradients go home after it: not if the next one has the same K/V heads.
+  bool ends_keys(Index head_group, Index member) const;
 };
 
 // What one rank does.

@@ -72,6 +72,7 @@ class Checker {
       if (n % node != 0) continue;
       check_moves({.kind = ScheduleKind::exact, .stages = 2, .node = node});
       check_moves({.kind = ScheduleKind::all_gather, .node = node});
+      check_moves({.kind = ScheduleKind::ring, .node = node});
     }
   }
 
@@ -110,7 +111,7 @@ class Checker {
     for (Index k = 0; k < definition_.k_tokens(); ++k)
       for (Index n = 0; n < nodes; ++n) {
         const bool foreign = owner[at(k)] >= 0 && owner[at(k)] != n;
-        const bool due = foreign && (options.kind == ScheduleKind::all_gather || wanted[at(k * nodes + n)] != 0);
+        const bool due = foreign && (options.kind != ScheduleKind::exact || wanted[at(k * nodes + n)] != 0);
         if (moves.entered()[at(k * nodes + n)] != (due ? 1 : 0))
           fail(words(options), ": key ", k, " enters node ", n, " ", moves.entered()[at(k * nodes + n)],
                " times instead of ", due ? 1 : 0);

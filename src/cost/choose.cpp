@@ -31,6 +31,15 @@ std::string more(double seconds, double than) {
 
 bool shared(const Machine& m) { return m.processor_ranks != 1 || m.processor_kernels < 1; }
 
+// The budget of simulations, for layers that are estimated to take so many seconds each.
+Index simulated_slices(const ChooseOptions& options, double seconds, Index count) {
+  if (options.simulated_slices > 0) return options.simulated_slices;
+  constexpr double kShare = 0.04, kSliceSeconds = 4e-7, kLeast = 1e4, kMost = 2e5;
+  constexpr Index kLayers = 32;
+  const double all = seconds * static_cast<double>(max_of(kLayers, count));
+  return static_cast<Index>(std::clamp(all * kShare / kSliceSeconds, kLeast, kMost));
+}
+
 // Fills in the passes that count; predict(pass) gives seconds and bytes.
 template <class Predict>
 void predict_candidate(const Layer& layer, Candidate& c, const Predict& predict) {
@@ -45,11 +54,12 @@ void predict_candidate(const Layer& layer, Candidate& c, const Predict& predict)
   }
 }
 
-// The schedules of one layer on one layout: ranked by estimates at first, then decided by simulations of the best.
+// The schedules of one layer on one layout: ranked by estimates at first, then decided by simulations of those that are
+// near the best. Work is counted in slices and never in seconds, so that all ranks simulate the same.
 class Contest {
  public:
   Contest(const Layer& layer, const Layouts& layouts, const Machine& machine, const ChooseOptions& options)
-      : layer_(layer), layouts_(layouts), machine_(machine), most_slices_(options.simulated_slices) {
+      : layer_(layer), layouts_(layouts), machine_(machine) {
     check_machine(machine);
     for (const ScheduleOptions& each : options.schedules) check_options(each);
     schedule::check_shape(layouts, layer.heads_q, layer.heads_k, layer.shape);
@@ -66,22 +76,19 @@ class Contest {
   }
 
   double estimated() const { return estimated_; }  // of the first
-  // More to simulate than a choice is worth.
-  bool too_large() const {
-    std::vector<bool> seen(choice_.candidates.size(), false);
-    for (std::size_t n = 0; n < kFinalists; ++n) {
-      const auto next = best_of([&](const Candidate& c) { return !c.simulated && !seen[number(c)]; });
-      if (!next) return false;
-      seen[*next] = true;
-      if (far_behind(choice_.candidates[*next])) continue;
-      if (work(choice_.candidates[*next].schedule) > static_cast<double>(most_slices_)) return true;
-    }
-    return false;
+  // What the simulation of the first goes through: without it there is nothing to compare.
+  double least_work() const {
+    const auto first = best_of([](const Candidate& c) { return !c.simulated; });
+    return first ? work(choice_.candidates[*first]) : 0;
   }
 
-  ScheduleChoice decided(bool by_simulation) {
-    if (by_simulation) simulate_finalists();
-    const auto won = best_of([&](const Candidate& c) { return c.simulated || !by_simulation; });
+  // `budget`: of work, out of `slices` for all; what is spent is taken from it.
+  ScheduleChoice decided(bool by_simulation, double& budget, Index slices) {
+    choice_.simulated_slices = slices;
+    if (by_simulation) simulate_near(budget);
+    auto won = best_of([&](const Candidate& c) { return c.simulated || !by_simulation; });
+    // None that was simulated fits, and the budget is spent.
+    if (!won) won = best_of([](const Candidate&) { return true; });
     if (!won) refuse();
     choice_.chosen = *won;
     return std::move(choice_);
@@ -89,6 +96,8 @@ class Contest {
 
  private:
   static constexpr std::size_t kFinalists = 3;
+  static constexpr double kNear = 1.15;  // most estimates are less than this off
+  static constexpr double kNever = std::numeric_limits<double>::infinity();
 
   std::size_t number(const Candidate& c) const { return at(&c - choice_.candidates.data()); }
 
@@ -145,8 +154,11 @@ class Contest {
     choice_.candidates.push_back(std::move(c));
   }
 
-  // What a simulation would go through.
-  double work(const ScheduleOptions& o) const { return choice_.slices + sketch_->listed_steps(o); }
+  // What the simulations of a candidate go through, in both passes.
+  double work(const Candidate& c) const {
+    if (!sketch_) return 0;
+    return (choice_.slices + sketch_->listed_steps(c.schedule)) * (layer_.backward ? 2 : 1);
+  }
 
   // Its exchanges alone take longer than the best can, however rough that estimate is: not worth a simulation.
   bool far_behind(const Candidate& c) const {
@@ -155,31 +167,42 @@ class Contest {
     return sketch_->at_least(c.schedule, Pass::forward) + backward > kRough * estimated();
   }
 
-  void simulate_finalists() {
+  // Simulates the first few by the estimate, and then whatever the estimate does not put behind the best of those by
+  // more than kNear, as far as the budget goes.
+  void simulate_near(double& budget) {
     std::size_t done = 0;
     std::vector<bool> seen(choice_.candidates.size(), false);
-    while (done < kFinalists && sketch_) {
+    while (sketch_) {
       const auto next = best_of([&](const Candidate& c) { return !c.simulated && !seen[number(c)]; });
-      if (!next) {
-        if (done > 0 || !estimate_the_rest()) return;
+      const auto best = best_of([](const Candidate& c) { return c.simulated; });
+      const double near = best ? kNear * choice_.candidates[*best].seconds() : kNever;
+      if (!next || (done >= kFinalists && choice_.candidates[*next].seconds() > near)) {
+        if (estimate_bounded(near) == 0) return;
         continue;
       }
       seen[*next] = true;
       Candidate& c = choice_.candidates[*next];
-      if (done == 0 || !far_behind(c)) attempt(c, [&] { simulate_candidate(c); });
+      if (done > 0 && c.seconds() > near && far_behind(c)) continue;
+      if (work(c) > budget) {
+        choice_.left_out += c.seconds() <= near;
+        continue;
+      }
+      budget -= work(c);
+      attempt(c, [&] { simulate_candidate(c); });
       done += c.usable();
     }
   }
 
-  // None that was estimated fits after all: those that only have a bound may.
-  bool estimate_the_rest() {
-    bool any = false;
+  // Those that have only a bound, which is near: they may be faster after all, or the only ones that fit. Returns how
+  // many there were.
+  std::size_t estimate_bounded(double near) {
+    std::size_t count = 0;
     for (Candidate& c : choice_.candidates) {
-      if (!c.at_least || !c.refused.empty()) continue;
-      any = true;
+      if (!c.at_least || !c.refused.empty() || c.seconds() > near) continue;
+      ++count;
       attempt(c, [&] { estimate_candidate(c); });
     }
-    return any;
+    return count;
   }
 
   [[noreturn]] void refuse() const {
@@ -193,7 +216,6 @@ class Contest {
   const Layer& layer_;
   const Layouts& layouts_;
   const Machine& machine_;
-  Index most_slices_;
   ScheduleChoice choice_;
   std::optional<cost::Sketch> sketch_;  // none: ranks that share a processor are simulated together
   double estimated_ = 0;
@@ -213,7 +235,9 @@ std::vector<ScheduleOptions> usual_schedules(const Machine& machine, Index ranks
 ScheduleChoice choose_schedule(const Layer& layer, const Layouts& layouts, const Machine& machine,
                                const ChooseOptions& options) {
   Contest contest(layer, layouts, machine, options);
-  return contest.decided(!contest.too_large());
+  const Index slices = simulated_slices(options, contest.estimated(), layer.count);
+  auto budget = static_cast<double>(slices);
+  return contest.decided(contest.least_work() <= budget, budget, slices);
 }
 
 std::string ScheduleChoice::why() const {
@@ -224,7 +248,7 @@ std::string ScheduleChoice::why() const {
   out += text("), ", gigabytes(static_cast<double>(won.memory)), " a rank");
   if (!won.simulated)
     out += text(", estimated from a few ranks: all of them have about ", std::setprecision(2), slices,
-                " slices, too many to simulate for a choice");
+                " slices, too many to simulate for a choice (simulated_slices is ", simulated_slices, ")");
   std::vector<const Candidate*> others;
   std::size_t too_large = 0, behind = 0;
   for (const Candidate& c : candidates) {
@@ -241,8 +265,12 @@ std::string ScheduleChoice::why() const {
   for (std::size_t n = 0; n < std::min(kShown, others.size()); ++n)
     out += text(n == 0 ? "; " : ", ", words(others[n]->schedule), others[n]->at_least ? " takes at least " : " takes ",
                 more(others[n]->seconds(), won.seconds()));
-  if (behind > 0)
-    out += text("; ", behind, behind == 1 ? " more is" : " more are", " behind these by a quick estimate");
+  if (left_out > 0)
+    out += text("; ", left_out, left_out == 1 ? " more is" : " more are",
+                " near these by the estimate, and not simulated: simulated_slices = ", simulated_slices, " are spent");
+  if (behind > left_out)
+    out += text("; ", behind - left_out, behind - left_out == 1 ? " more is" : " more are",
+                " behind these by a quick estimate");
   if (too_large > 0)
     out += text("; ", too_large, " of ", candidates.size(), " need more than ", gigabytes(memory_bytes));
   return out;
@@ -283,8 +311,8 @@ const Layer& main_layer(std::span<const Layer> layers) {
                            [&](const Layer& a, const Layer& b) { return work(a) < work(b); });
 }
 
-// The layouts of a batch: all are ranked by estimates, and those near the best are decided by simulations, unless one
-// of these is too large.
+// The layouts of a batch: all are ranked by estimates, and those near the best are decided by simulations, the best
+// first, as far as the budget goes; if not even the first can be simulated, by the estimates.
 class LayoutContest {
  public:
   LayoutContest(std::span<const Layer> layers, Index ranks, const Machine& machine, const ChooseOptions& options)
@@ -305,22 +333,26 @@ class LayoutContest {
     }
   }
 
-  BatchChoice decided() {
+  BatchChoice decided(const ChooseOptions& options) {
     best_.seconds = kNever;
     best_.count = 0;
     for (const Layer& layer : layers_) best_.count += layer.count;
+    const std::vector<Entry*> order = by_estimate();
+    slices_ = simulated_slices(options, least_ / static_cast<double>(best_.count), best_.count);
+    auto budget = static_cast<double>(slices_);
     constexpr double kNear = 1.25;  // estimates are seldom further off
-    for (const double most : {kNear * least_, kNever}) {
-      const auto takes_part = [&](const Entry& e) {
-        return !e.decided && e.said.refused.empty() && e.said.seconds <= most;
-      };
-      best_.simulated = std::none_of(entries_.begin(), entries_.end(), [&](const Entry& e) {
-        return takes_part(e) &&
-               std::any_of(e.layers.begin(), e.layers.end(), [](const auto& l) { return l->too_large(); });
-      });
-      for (Entry& e : entries_)
-        if (takes_part(e)) decide(e);
-      if (!best_.layers.empty()) break;
+    for (std::size_t n = 0; n < order.size(); ++n) {
+      Entry& e = *order[n];
+      // As long as nothing fits, all are tried.
+      if (!best_.layers.empty() && e.said.seconds > kNear * least_) break;
+      const double least = least_work(e);
+      if (best_.layers.empty()) best_.simulated = least <= budget;
+      if (best_.simulated && least > budget) continue;
+      // What is left is shared with the layouts that follow.
+      double later = 0;
+      for (std::size_t m = n + 1; m < order.size() && order[m]->said.seconds <= kNear * least_; ++m)
+        later += least_work(*order[m]);
+      decide(e, budget, std::min(later, budget - least));
     }
     if (best_.layers.empty()) throw Error(text("no layout works: ", entries_.front().said.refused), remedy_);
     for (Entry& e : entries_) best_.layouts.push_back(std::move(e.said));
@@ -333,8 +365,28 @@ class LayoutContest {
     BatchChoice::Tried said;
     std::unique_ptr<Layouts> layouts;
     std::vector<std::unique_ptr<Contest>> layers;
-    bool decided = false;
   };
+
+  // Those that can be made, the first of those that take the same first.
+  std::vector<Entry*> by_estimate() {
+    std::vector<Entry*> left, order;
+    for (Entry& e : entries_)
+      if (e.said.refused.empty()) left.push_back(&e);
+    while (!left.empty()) {
+      auto best = left.begin();
+      for (auto e = left.begin(); e != left.end(); ++e)
+        if ((*e)->said.seconds < (*best)->said.seconds * (1 - kSame)) best = e;
+      order.push_back(*best);
+      left.erase(best);
+    }
+    return order;
+  }
+
+  static double least_work(const Entry& e) {
+    double sum = 0;
+    for (const auto& layer : e.layers) sum += layer->least_work();
+    return sum;
+  }
 
   template <class F>
   void attempt(Entry& e, const F& f) {
@@ -346,18 +398,25 @@ class LayoutContest {
     }
   }
 
-  void decide(Entry& e) {
-    e.decided = true;
+  // Of the budget so much is kept for others.
+  void decide(Entry& e, double& budget, double kept) {
     attempt(e, [&] {
       std::vector<ScheduleChoice> chosen;
-      double seconds = 0;
+      double seconds = 0, needed = least_work(e);
       for (std::size_t n = 0; n < layers_.size(); ++n) {
-        chosen.push_back(e.layers[n]->decided(best_.simulated));
+        needed -= e.layers[n]->least_work();  // by the layers that follow
+        double mine = budget - kept - needed;
+        const double before = mine;
+        chosen.push_back(e.layers[n]->decided(best_.simulated, mine, slices_));
+        budget -= before - mine;
         seconds += chosen.back().best().seconds() * static_cast<double>(layers_[n].count);
+        e.said.simulated = (n == 0 || e.said.simulated) && chosen.back().best().simulated;
       }
       e.said.seconds = seconds;
-      e.said.simulated = best_.simulated;
-      if (seconds >= best_.seconds * (1 - kSame)) return;
+      // What was simulated comes before an estimate.
+      const bool first = best_.layers.empty(), same = e.said.simulated == best_.simulated;
+      if (!first && (same ? seconds >= best_.seconds * (1 - kSame) : best_.simulated)) return;
+      best_.simulated = e.said.simulated;
       best_.layout = e.said.layout;
       best_.seconds = seconds;
       best_.layers = std::move(chosen);
@@ -368,6 +427,7 @@ class LayoutContest {
   std::vector<Entry> entries_;
   BatchChoice best_;
   double least_ = kNever;
+  Index slices_ = 0;    // the budget
   std::string remedy_;  // of the first that does not work
 };
 
@@ -375,7 +435,7 @@ class LayoutContest {
 
 BatchChoice choose(std::span<const Layer> layers, Index ranks, const Machine& machine, const ChooseOptions& options) {
   check_batch(layers, ranks, options);
-  return LayoutContest(layers, ranks, machine, options).decided();
+  return LayoutContest(layers, ranks, machine, options).decided(options);
 }
 
 std::string BatchChoice::why() const {

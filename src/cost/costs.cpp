@@ -16,7 +16,7 @@ Index kv_size(Index rows, Index heads, Index dim_qk, Index dim_v, DType dtype) {
 }  // namespace
 
 Frame frame_of(const Schedule& s) {
-  return {.ranks = s.ranks,
+  Frame f{.ranks = s.ranks,
           .ulysses = s.ulysses(),
           .q_rows = s.q_rows,
           .k_rows = s.k_rows,
@@ -25,6 +25,21 @@ Frame frame_of(const Schedule& s) {
           .step_heads_q = s.step_heads_q(),
           .step_heads_k = s.step_heads_k(),
           .swaps = s.swap.has_value()};
+  f.group_heads_q = f.step_heads_q;
+  f.group_heads_k = f.step_heads_k;
+  if (!s.swap || s.swap->head_groups.size() < 2) return f;
+  const Index me = s.rank - s.swap->group.begin;
+  f.head_groups = static_cast<Index>(s.swap->head_groups.size());
+  f.group_heads_q = f.group_heads_k = 0;
+  for (Index n = 0; n < f.head_groups; ++n) {
+    const HeadGroup& group = s.swap->head_groups[at(n)];
+    f.group_heads_q = max_of(f.group_heads_q, group.q[at(me)].size());
+    f.group_heads_k = max_of(f.group_heads_k, group.k[at(me)].size());
+    const bool brings = s.swap->brings_keys(n, me);
+    if (n > 0 && brings) f.key_buffers = 2;
+    f.shares_keys = f.shares_keys || !brings;
+  }
+  return f;
 }
 
 Work Costs::work(Index rank, const Frame& frame, const StepFrame& step, const TileWork& tiles, bool partial,
@@ -44,13 +59,13 @@ Work Costs::work(Index rank, const Frame& frame, const StepFrame& step, const Ti
   return {static_cast<std::uint32_t>(rank), static_cast<float>(seconds), static_cast<float>(rows), tiles.pairs};
 }
 
-double Costs::begin_rows(const Frame& f, bool first_moves) const {
+double Costs::begin_rows(const Frame& f, Index heads_k, bool first_moves) const {
   if (pass_ == Pass::forward || !first_moves) return 0;
-  return pass_over(real(f.k_rows * f.ulysses * f.step_heads_k) * gradient_bytes());
+  return pass_over(real(f.k_rows * f.ulysses * heads_k) * gradient_bytes());
 }
 
-double Costs::end_rows(const Frame& f, bool partial) const {
-  const Index rows = f.step_q_rows() * f.step_heads_q;
+double Costs::end_rows(const Frame& f, Index heads_q, Index heads_k, bool partial, bool shares) const {
+  const Index rows = f.step_q_rows() * heads_q;
   if (pass_ == Pass::forward) {
     if (!partial) return 0;
     const Index state = state_size();
@@ -61,30 +76,29 @@ double Costs::end_rows(const Frame& f, bool partial) const {
   double seconds = 0;
   if (partial && size(shape_.dq) != sum_size())
     seconds += pass_over(real(rows * shape_.dim_qk * (sum_size() + size(shape_.dq))));
+  if (shares) seconds += pass_over(3 * real(f.k_rows * f.ulysses * heads_k) * gradient_bytes());
+  return seconds;
+}
+
+double Costs::last_rows(const Frame& f) const {
+  if (pass_ == Pass::forward) return 0;
+  double seconds = 0;
   const double own = real(f.k_rows * f.heads_k * dims());
   if (f.swaps) seconds += pass_over(own * real(sum_size()));
   if (shape_.dtype != sums()) seconds += pass_over(own * real(sum_size() + size_of(shape_.dtype)));
   return seconds;
 }
 
-Costs::SwapBytes Costs::swap_in() const {
+schedule::SwapBytes Costs::swap_in() const {
   const Index kv = dims() * size_of(shape_.dtype), q = shape_.dim_qk * size_of(shape_.dtype);
   if (pass_ == Pass::forward) return {q, kv};
   const Index lse = shape_.lse ? size_of(*shape_.lse) : 0;
   return {q + shape_.dim_v * (size(shape_.dout) + size(shape_.out)) + lse, kv};
 }
 
-Costs::SwapBytes Costs::swap_out() const {
+schedule::SwapBytes Costs::swap_out() const {
   if (pass_ == Pass::backward) return {shape_.dim_qk * size(shape_.dq), 0};
   return {shape_.dim_v * size(shape_.out) + (shape_.lse ? size_of(*shape_.lse) : 0), 0};
-}
-
-std::vector<double> swapped_bytes(const Schedule& s, const Costs::SwapBytes& bytes) {
-  std::vector<double> all;
-  for (std::size_t i = 0; i < s.swap->heads_q.size(); ++i)
-    all.push_back(
-        real(s.q_rows * s.swap->heads_q[i].size() * bytes.q + s.k_rows * s.swap->heads_k[i].size() * bytes.k));
-  return all;
 }
 
 RankMemory Costs::memory(const Frame& f, std::span<const StepFrame> steps, bool partial) const {
@@ -97,19 +111,20 @@ RankMemory Costs::memory(const Frame& f, std::span<const StepFrame> steps, bool 
     m.tensors += rows * (dv * size(shape_.dout) + dqk * size(shape_.dq)) + f.k_rows * f.heads_k * dims() * size({});
 
   Index keys[2] = {0, 0}, gradients[2] = {0, 0}, relays[2] = {0, 0}, relay_gradients[2] = {0, 0};
-  for (std::size_t n = 0; n < steps.size(); ++n) {
-    const StepFrame& s = steps[n];
-    if (s.moves) keys[n % 2] = max_of(keys[n % 2], kv_size(s.key_rows, s.heads_k, dqk, dv, shape_.dtype));
-    if (backward && s.moves)
-      gradients[n % 2] = max_of(gradients[n % 2], kv_size(s.key_rows, s.heads_k, dqk, dv, sums()));
+  for (const StepFrame& s : steps) {
+    const std::size_t odd = at(s.number % 2);
+    const auto grow = [&](Index& slot, Index key_rows, DType dtype) {
+      slot = max_of(slot, kv_size(key_rows, s.heads_k, dqk, dv, dtype));
+    };
+    if (s.moves) grow(keys[odd], s.key_rows, shape_.dtype);
+    if (backward && s.moves) grow(gradients[odd], s.key_rows, sums());
     if (!s.relay_rows) continue;
-    relays[n % 2] = max_of(relays[n % 2], kv_size(*s.relay_rows, s.heads_k, dqk, dv, shape_.dtype));
-    if (backward)
-      relay_gradients[n % 2] = max_of(relay_gradients[n % 2], kv_size(*s.relay_rows, s.heads_k, dqk, dv, sums()));
+    grow(relays[odd], *s.relay_rows, shape_.dtype);
+    if (backward) grow(relay_gradients[odd], *s.relay_rows, sums());
   }
   m.workspace = keys[0] + keys[1] + gradients[0] + gradients[1];
   m.workspace += relays[0] + relays[1] + relay_gradients[0] + relay_gradients[1];
-  const Index step_rows = f.step_q_rows() * f.step_heads_q;
+  const Index step_rows = f.step_q_rows() * f.group_heads_q;
   if (backward) {
     const bool own = shape_.dtype != sums();
     const Index own_sums = kv_size(f.k_rows, f.heads_k, own ? dqk : 0, own ? dv : 0, sums());
@@ -122,13 +137,13 @@ RankMemory Costs::memory(const Frame& f, std::span<const StepFrame> steps, bool 
   if (backward ? shape_.dsink : shape_.max_logit)
     m.workspace += (1 + f.ranks) * f.heads_q * static_cast<Index>(sizeof(double));
   if (f.swaps) {
-    const Index key_rows = f.k_rows * f.ulysses;
-    m.workspace += kv_size(key_rows, f.step_heads_k, dqk, dv, shape_.dtype);
-    m.workspace += step_rows * (dqk * size({}) + dv * size(shape_.out)) + 2 * kLine;
-    if (lse > 0 && (backward || f.q_rows > 0)) m.workspace += step_rows * lse + kLine;
+    const Index key_rows = f.k_rows * f.ulysses, turns = min_of(2, f.head_groups);
+    m.workspace += f.key_buffers * kv_size(key_rows, f.group_heads_k, dqk, dv, shape_.dtype);
+    m.workspace += turns * (step_rows * (dqk * size({}) + dv * size(shape_.out)) + 2 * kLine);
+    if (lse > 0 && (backward || f.q_rows > 0)) m.workspace += turns * (step_rows * lse + kLine);
     if (backward) {
-      m.workspace += kv_size(key_rows, f.step_heads_k, dqk, dv, sums());
-      m.workspace += step_rows * (dv * size(shape_.dout) + dqk * size(shape_.dq)) + 2 * kLine;
+      m.workspace += (f.key_buffers + (f.shares_keys ? 1 : 0)) * kv_size(key_rows, f.group_heads_k, dqk, dv, sums());
+      m.workspace += turns * (step_rows * (dv * size(shape_.dout) + dqk * size(shape_.dq)) + 2 * kLine);
     }
   }
   return m;

@@ -6,6 +6,7 @@
 
 #include "cost/outline.h"
 #include "cost/tiles.h"
+#include "schedule/build.h"
 #include "weft/state.h"
 
 namespace weft::cost {
@@ -17,6 +18,10 @@ struct Frame {
   Index heads_q = 1, heads_k = 1;  // of the rank's own tensors
   Index step_heads_q = 1, step_heads_k = 1;
   bool swaps = false;
+  // Of a swap: its head groups, the heads of the largest, and how the buffers of K and V are used.
+  Index head_groups = 1, group_heads_q = 1, group_heads_k = 1;
+  Index key_buffers = 1;
+  bool shares_keys = false;  // a head group has the keys of the one before it, so that their gradients are added
 
   Index step_q_rows() const { return q_rows * ulysses; }
 };
@@ -25,6 +30,7 @@ Frame frame_of(const Schedule& schedule);
 struct StepFrame {
   Index key_rows = 0, heads_q = 0, heads_k = 0;
   bool moves = false;
+  Index number = 0;                      // of the step in its head group
   std::optional<Index> relay_rows = {};  // of a move in two hops
 };
 
@@ -41,17 +47,17 @@ class Costs {
   // `first`: the rank's first step that computes; `partial`: it has several of the same heads.
   Work work(Index rank, const Frame& frame, const StepFrame& step, const TileWork& tiles, bool partial,
             bool first) const;
-  double begin_rows(const Frame& frame, bool first_moves) const;
-  double end_rows(const Frame& frame, bool partial) const;
+  // Passes over rows before the steps of a head group and after them, and at the end of all. `shares`: its keys are
+  // those of the head group before.
+  double begin_rows(const Frame& frame, Index heads_k, bool first_moves) const;
+  double end_rows(const Frame& frame, Index heads_q, Index heads_k, bool partial, bool shares) const;
+  double last_rows(const Frame& frame) const;
   RankMemory memory(const Frame& frame, std::span<const StepFrame> steps, bool partial) const;
 
-  // Bytes of a row and head: what is swapped as queries and as keys, on the way in and on the way back.
-  struct SwapBytes {
-    Index q = 0, k = 0;
-  };
-  SwapBytes swap_in() const;
-  SwapBytes swap_out() const;
-  SwapBytes swap_gradients() const { return {0, dims() * sum_size()}; }  // of K and V, on their way home
+  // What is swapped, on the way in and on the way back.
+  schedule::SwapBytes swap_in() const;
+  schedule::SwapBytes swap_out() const;
+  schedule::SwapBytes swap_gradients() const { return {0, dims() * sum_size()}; }  // of K and V, on their way home
 
  private:
   double pass_over(double bytes) const {
@@ -70,7 +76,22 @@ class Costs {
   const KernelRate& rate_;
 };
 
-// Bytes that each member of a group gets from every other one, by member.
-std::vector<double> swapped_bytes(const Schedule& schedule, const Costs::SwapBytes& bytes);
+// Adds the swaps of all head groups of a schedule of any rank: swap(bytes by member, back, adds) makes a pattern and
+// returns its number.
+template <class MakeSwap>
+void add_swaps(Outline& to, const Schedule& schedule, const Costs& costs, Pass pass, const MakeSwap& swap) {
+  if (!schedule.swap) return;
+  for (std::size_t n = 0; n < to.head_groups.size(); ++n) {
+    HeadGroupOutline& group = to.head_groups[n];
+    const auto bytes = [&](const schedule::SwapBytes& each, bool home) {
+      const std::vector<Index> whole = schedule::swapped_bytes(schedule, static_cast<Index>(n), each, home);
+      return std::vector<double>(whole.begin(), whole.end());
+    };
+    group.swap_in = swap(bytes(costs.swap_in(), false), false, false);
+    group.swap_out = swap(bytes(costs.swap_out(), true), true, false);
+    if (pass == Pass::backward && schedule::keys_end(*schedule.swap, static_cast<Index>(n)))
+      group.swap_home = swap(bytes(costs.swap_gradients(), true), true, true);
+  }
+}
 
 }  // namespace weft::cost

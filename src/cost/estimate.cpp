@@ -26,7 +26,7 @@ class Estimate : private OutlineBuilder {
   }
 
   Sketch::Result run() {
-    add_swaps();
+    add_head_groups();
     for (Index n = 0; n < count_; ++n) add_sample(n);
     add_moves();
     Timeline t;
@@ -110,7 +110,9 @@ class Estimate : private OutlineBuilder {
         p.loads[at(n)] = Patterns(s_.machine_, ranks()).gather_load(rank(n), ulysses_, held, back);
         continue;
       }
-      const double passed = held * static_cast<double>(groups_ / node());  // by each rank of the node
+      // By each rank of the node.
+      const double passed =
+          schedule::meets_node(this->step(step)) ? held : held * static_cast<double>(groups_ / node());
       const Index first = rank(n) / node_ranks() * node_ranks() + rank(n) % ulysses_;
       for (Index mate = first; mate < first + node_ranks(); mate += ulysses_) {
         p.loads[at(n)].copied += back ? 2 * passed : passed;
@@ -132,13 +134,20 @@ class Estimate : private OutlineBuilder {
     Pattern p = together();
     for (Index n = 0; n < count_; ++n) {
       const double held = static_cast<double>(group_rows() * places_[at(n)].of(step).k) * each;
-      p.loads[at(n)] = Patterns(s_.machine_, ranks()).gather_load(rank(n), node_ranks(), held, back);
+      if (!schedule::meets_node(this->step(step))) {
+        p.loads[at(n)] = Patterns(s_.machine_, ranks()).gather_load(rank(n), node_ranks(), held, back);
+        continue;
+      }
+      const Index far = this->step(step).distances.begin * node_ranks();
+      topology_.receive(p.loads[at(n)], rank(n), floor_mod(rank(n) - far, ranks()), held);
+      topology_.send(p.loads[at(n)], rank(n), floor_mod(rank(n) + far, ranks()), held);
+      p.loads[at(n)].copied = back ? 2 * held : held;
     }
     return finished(std::move(p));
   }
   Index node_ranks() const { return node() * ulysses_; }
 
-  Pattern shift(Range distances, Index groups, double each, bool adds) override {
+  Pattern shift(Index step, Range distances, Index groups, double each, bool adds) override {
     std::vector<std::vector<Index>> before(at(count_));
     for (Index n = 0; n < count_ && count_ > 1; ++n) before[at(n)] = {(n + count_ - 1) % count_};
     Pattern p = listed(before);
@@ -147,7 +156,7 @@ class Estimate : private OutlineBuilder {
     for (Index d = distances.begin; d < distances.end; ++d)
       crossing += static_cast<double>(min_of(d * ulysses_, topology_.below(far)));
     for (Index n = 0; n < count_; ++n) {
-      const double message = static_cast<double>(groups * group_rows() * places_[at(n)].of(0).k) * each;
+      const double message = static_cast<double>(groups * group_rows() * places_[at(n)].of(step).k) * each;
       const double bytes = message * static_cast<double>(distances.size());
       Load& load = p.loads[at(n)];
       // All wait for the slowest link between such peers, sooner or later.
@@ -219,11 +228,11 @@ class Estimate : private OutlineBuilder {
     });
     // The others of a group see keys of other steps too.
     const bool partial = (met.size() > 1 || (ulysses_ > 1 && meetings() > 1)) && p.frame.step_heads_q > 0;
-    o_.begin_rows.push_back(static_cast<float>(costs_.begin_rows(p.frame, step(0).move.has_value())));
-    o_.end_rows.push_back(static_cast<float>(costs_.end_rows(p.frame, partial)));
+    add_rows(n, p, partial);
     std::vector<Index> relayed;
     for (Index m = 0; m < steps(); ++m)
       relayed.push_back(step(m).move == Move::Kind::send ? sends_[at(m)].relayed
+                        : schedule::meets_node(step(m))  ? group_rows()
                                                          : (groups_ / node() - 1) * group_rows());
     add_memory(p, rows, partial, relayed);
   }
@@ -233,7 +242,7 @@ class Estimate : private OutlineBuilder {
     for (Sends& sends : sends_) sends.relayed = 0;
     const double heads = static_cast<double>(s_.layer_.heads_k);
     for (const Sketch::Cell& c : sample(n).cells) {
-      const Index of = steps_of(meeting_of(rank(n), c.source)).begin;
+      const Index of = first_step(meeting_of(rank(n), c.source));
       if (step(of).move != Move::Kind::send) continue;
       Sends& sends = sends_[at(of)];
       const double values = static_cast<double>(c.touched) * heads;
@@ -253,7 +262,7 @@ class Estimate : private OutlineBuilder {
     }
     std::map<Index, Index> to_nodes;  // rows by node
     for (const Sketch::Sent& sent : sample(n).sent) {
-      const Index of = steps_of(meeting_of(sent.to, rank(n))).begin;
+      const Index of = first_step(meeting_of(sent.to, rank(n)));
       if (step(of).move != Move::Kind::send) continue;
       Sends& sends = sends_[at(of)];
       if (relays() && rank(n) / node() != sent.to / node()) {
@@ -268,7 +277,7 @@ class Estimate : private OutlineBuilder {
     }
     for (const auto& [to, sent] : to_nodes) {
       const Index peer = to * node() + rank(n) % node();
-      Sends& sends = sends_[at(steps_of(meeting_of(peer, rank(n))).begin)];
+      Sends& sends = sends_[at(first_step(meeting_of(peer, rank(n))))];
       const double values = static_cast<double>(sent) * heads, gradients = values * costs_.gradient_bytes();
       topology_.send(sends.enter[at(n)], rank(n), peer, values * costs_.kv_bytes());
       topology_.receive(sends.leave[at(n)], rank(n), peer, gradients);
@@ -313,7 +322,10 @@ double Sketch::at_least(const ScheduleOptions& options, Pass pass) const {
   const Costs costs(machine_, layer_.shape, pass);
   const Topology topology(machine_);
   const Index ulysses = max_of(1, d.ulysses);
-  const double values = static_cast<double>(layouts_.k.rows() * ulysses * max_of(1, layer_.heads_k / ulysses));
+  const Index heads = max_of(1, layer_.heads_k / ulysses);
+  const double values = static_cast<double>(layouts_.k.rows() * ulysses * heads);
+  // Head groups have at least so many of the heads each.
+  const double part = static_cast<double>(heads / schedule::swapped_groups(d)) / static_cast<double>(heads);
   const bool gathers = !d.steps.empty() && d.steps.back().move == Move::Kind::gather;
   double sum = 0;
   for (const double each : {costs.kv_bytes(), pass == Pass::backward ? costs.gradient_bytes() : 0.0}) {
@@ -330,7 +342,7 @@ double Sketch::at_least(const ScheduleOptions& options, Pass pass) const {
       Load load;
       const std::size_t far = topology.level(0, ranks_ - 1);
       load.messages[far] = 1;
-      load.in[far] = values * each * static_cast<double>(step.distances.size());
+      load.in[far] = values * part * each * static_cast<double>(step.distances.size());
       sum += topology.seconds(load);
     }
   }

@@ -30,10 +30,8 @@ class InStep {
         return wait(op);
       case Op::Kind::compute:
         return compute(op);
-      case Op::Kind::rows_begin:
-        return rows(op, o_.begin_rows);
-      case Op::Kind::rows_end:
-        return rows(op, o_.end_rows);
+      case Op::Kind::rows:
+        return rows(op);
     }
   }
 
@@ -192,10 +190,9 @@ class InStep {
     }
   }
 
-  void rows(const Op& op, const std::vector<float>& seconds) {
-    if (seconds.empty()) return;
+  void rows(const Op& op) {
     for (Index r = 0; r < o_.ranks; ++r) {
-      const double end = time_[at(r)] + static_cast<double>(seconds[at(r)]);
+      const double end = time_[at(r)] + static_cast<double>((*op.rows)[at(r)]);
       record_.rows(r, op, time_[at(r)], end);
       time_[at(r)] = end;
     }

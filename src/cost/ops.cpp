@@ -1,4 +1,8 @@
-// The order of the executor's calls (run/forward.cpp, run/backward.cpp, run/key_feed.h, run/gradient_return.cpp).
+// The order of the executor's calls (run/forward.cpp, run/backward.cpp, run/swap.cpp, run/key_feed.h,
+// run/gradient_return.cpp).
+#include <algorithm>
+#include <array>
+
 #include "cost/outline.h"
 #include "index.h"
 
@@ -7,103 +11,140 @@ namespace {
 
 class Writer {
  public:
-  std::size_t post(int pattern, Index step, std::string_view name) {
-    const std::size_t call = next_++ % kSlots;
+  struct UnderWay {
+    std::size_t call = 0;
+    int pattern = -1;
+    Index step = -1;
+    std::string_view name = {};
+  };
+
+  // Of no pattern: nothing.
+  UnderWay post(int pattern, Index step, std::string_view name) {
+    if (pattern < 0) return {};
+    const std::size_t call = at(std::find(taken_.begin(), taken_.end(), false) - taken_.begin());
+    taken_.at(call) = true;
     ops.push_back({Op::Kind::post, name, pattern, call, step});
-    return call;
+    return {call, pattern, step, name};
   }
-  void wait(std::size_t call, int pattern, Index step, std::string_view name) {
-    ops.push_back({Op::Kind::wait, name, pattern, call, step});
+  void wait_for(UnderWay& call) {
+    if (call.pattern >= 0) {
+      ops.push_back({Op::Kind::wait, call.name, call.pattern, call.call, call.step});
+      taken_.at(call.call) = false;
+    }
+    call.pattern = -1;
   }
-  void both(int pattern, std::string_view name) {
-    if (pattern >= 0) wait(post(pattern, -1, name), pattern, -1, name);
+  void rows(const std::vector<float>& seconds, std::string_view name) {
+    ops.push_back({.kind = Op::Kind::rows, .name = name, .rows = &seconds});
   }
 
   std::vector<Op> ops;
 
  private:
-  std::size_t next_ = 0;
+  std::array<bool, kSlots> taken_ = {};
 };
 
-struct UnderWay {
-  std::size_t call = 0;
-  int pattern = -1;
-  Index step = -1;
-  std::string_view name = {};
-};
+using UnderWay = Writer::UnderWay;
 
-}  // namespace
-
-std::vector<Op> ops_of(const Outline& o, Pass pass) {
-  Writer w;
-  const auto steps = static_cast<Index>(o.steps.size());
-  const auto step = [&](Index n) -> const StepOutline& { return o.steps[at(n)]; };
+// The steps of a head group: run/forward.cpp and run/backward.cpp, attend_steps.
+void write_steps(Writer& w, const Outline& o, const HeadGroupOutline& group, Pass pass) {
+  const Index steps = group.steps.size(), first = group.steps.begin;
+  const auto step = [&](Index n) -> const StepOutline& { return o.steps[at(first + n)]; };
   const auto odd = [](Index n) { return at(n % 2); };
   UnderWay keys[2], home[2], entering[2], leaving[2];
   Index next = 0;  // the first step whose keys have not been started
-  const auto wait_for = [&](UnderWay& call) {
-    if (call.pattern >= 0) w.wait(call.call, call.pattern, call.step, call.name);
-    call.pattern = -1;
-  };
   constexpr std::string_view kKeys = "K, V", kEnter = "K, V to nodes", kGradients = "dK, dV", kHome = "dK, dV home";
   const auto enter_nodes = [&](Index n) {
-    if (n < steps && step(n).enter >= 0)
-      entering[odd(n)] = {w.post(step(n).enter, n, kEnter), step(n).enter, n, kEnter};
+    if (n < steps && step(n).enter >= 0) entering[odd(n)] = w.post(step(n).enter, first + n, kEnter);
   };
   const auto start_keys = [&](Index n, bool relayed) {
     if (n < next || n >= steps || step(n).kv < 0 || (step(n).enter >= 0 && !relayed)) return;
     next = n + 1;
-    wait_for(entering[odd(n)]);
-    keys[odd(n)] = {w.post(step(n).kv, n, kKeys), step(n).kv, n, kKeys};
+    w.wait_for(entering[odd(n)]);
+    keys[odd(n)] = w.post(step(n).kv, first + n, kKeys);
   };
   const auto leave_node = [&](Index n) {
     if (n < 0 || step(n).leave < 0) return;
-    wait_for(home[odd(n)]);
-    leaving[odd(n)] = {w.post(step(n).leave, n, kHome), step(n).leave, n, kHome};
+    w.wait_for(home[odd(n)]);
+    leaving[odd(n)] = w.post(step(n).leave, first + n, kHome);
   };
   const auto start = [&](int pattern, Index n, std::string_view name) {
-    home[odd(n)] = {w.post(pattern, n, name), pattern, n, name};
+    home[odd(n)] = w.post(pattern, first + n, name);
   };
 
-  w.both(o.swap_in, "swap in");
   enter_nodes(0);
   start_keys(0, false);
   enter_nodes(1);
-  w.ops.push_back({Op::Kind::rows_begin, "clear"});
+  w.rows(group.begin_rows, "clear");
   for (Index n = 0; n < steps; ++n) {
     start_keys(n, true);
-    wait_for(keys[odd(n)]);
-    start_keys(n + 1, step(n).kv >= 0);
+    w.wait_for(keys[odd(n)]);
+    start_keys(n + 1, step(n).enter >= 0);
     enter_nodes(n + 2);
     if (pass == Pass::backward) {
-      wait_for(home[odd(n)]);
+      w.wait_for(home[odd(n)]);
       if (step(n).shifts && step(n).gradients >= 0) start(step(n).gradients, n, kGradients);
     }
-    w.ops.push_back({Op::Kind::compute, "attend", -1, 0, n});
+    w.ops.push_back({Op::Kind::compute, "attend", -1, 0, first + n});
     if (pass == Pass::forward) continue;
     leave_node(n - 1);
     if (step(n).shifts) {
-      wait_for(home[odd(n)]);
+      w.wait_for(home[odd(n)]);
       if (step(n).home < 0) continue;
-      wait_for(home[odd(n - 1)]);
+      w.wait_for(home[odd(n - 1)]);
       start(step(n).home, n, kHome);
     } else if (step(n).gradients >= 0) {
-      wait_for(leaving[odd(n)]);
+      w.wait_for(leaving[odd(n)]);
       start(step(n).gradients, n, kGradients);
     }
   }
   if (pass == Pass::backward) {
-    if (steps > 1) wait_for(home[odd(steps - 2)]);
-    if (steps > 0) wait_for(home[odd(steps - 1)]);
+    if (steps > 1) w.wait_for(home[odd(steps - 2)]);
+    if (steps > 0) w.wait_for(home[odd(steps - 1)]);
     leave_node(steps - 1);
-    if (steps > 1) wait_for(leaving[odd(steps - 2)]);
-    if (steps > 0) wait_for(leaving[odd(steps - 1)]);
+    if (steps > 1) w.wait_for(leaving[odd(steps - 2)]);
+    if (steps > 0) w.wait_for(leaving[odd(steps - 1)]);
   }
-  if (pass == Pass::forward) w.ops.push_back({Op::Kind::rows_end, "end"});
-  w.both(o.swap_out, "swap out");
-  w.both(o.swap_home, kHome);
-  if (pass == Pass::backward) w.ops.push_back({Op::Kind::rows_end, "end"});
-  w.both(o.numbers, pass == Pass::forward ? "max_logit" : "dsink");
+  w.rows(group.end_rows, "end");
+}
+
+}  // namespace
+
+void Outline::set_head_groups(Index count) {
+  const auto each = static_cast<Index>(steps.size()) / count;
+  for (Index n = 0; n < count; ++n) {
+    HeadGroupOutline& group = head_groups.emplace_back();
+    group.steps = {n * each, (n + 1) * each};
+    group.begin_rows.assign(at(ranks), 0);
+    group.end_rows.assign(at(ranks), 0);
+  }
+  last_rows.assign(at(ranks), 0);
+}
+
+// Swaps as in run/swap.cpp.
+std::vector<Op> ops_of(const Outline& o, Pass pass) {
+  Writer w;
+  UnderWay arriving, leaving, home;
+  const auto bring = [&](std::size_t n) {
+    if (n < o.head_groups.size())
+      arriving = w.post(o.head_groups[n].swap_in, n == 0 ? -1 : o.head_groups[n].steps.begin, "swap in");
+  };
+  bring(0);
+  for (std::size_t n = 0; n < o.head_groups.size(); ++n) {
+    const HeadGroupOutline& group = o.head_groups[n];
+    w.wait_for(arriving);
+    bring(n + 1);
+    write_steps(w, o, group, pass);
+    w.wait_for(leaving);
+    w.wait_for(home);
+    const Index step = n + 1 == o.head_groups.size() ? -1 : group.steps.end - 1;
+    leaving = w.post(group.swap_out, step, "swap out");
+    home = w.post(group.swap_home, step, "dK, dV home");
+  }
+  w.wait_for(leaving);
+  w.wait_for(home);
+  w.rows(o.last_rows, "end");
+  UnderWay numbers = w.post(o.numbers, -1, pass == Pass::forward ? "max_logit" : "dsink");
+  w.wait_for(numbers);
   return w.ops;
 }
 

@@ -74,18 +74,28 @@ struct StepOutline {
   std::vector<Work> work;                  // by rank; ranks that see nothing are left out
 };
 
+// Steps that follow one swap of heads; all steps if there is none.
+struct HeadGroupOutline {
+  Range steps = {};
+  int swap_in = -1, swap_out = -1, swap_home = -1;  // patterns; -1: nothing moves
+  std::vector<float> begin_rows, end_rows;          // [ranks] seconds before its steps and after them
+};
+
 struct Outline {
   Index ranks = 1;
   Index repeat = 1, stride = 1;  // ranks r, r + stride, and so on, `repeat` of them, have the work of rank r
   Index planned = 1;
   std::vector<Pattern> patterns;
-  int swap_in = -1, swap_out = -1, swap_home = -1, numbers = -1;
+  int numbers = -1;
   std::vector<StepOutline> steps;
-  std::vector<float> begin_rows, end_rows;  // [ranks] seconds
-  std::vector<Index> pairs;                 // [ranks] times query heads
+  std::vector<HeadGroupOutline> head_groups;
+  std::vector<float> last_rows;  // [ranks] seconds at the end
+  std::vector<Index> pairs;      // [ranks] times query heads
   RankMemory memory = {};
 
   const Pattern& pattern(int n) const { return patterns[at(n)]; }
+  // So many head groups with as many steps each; all ranks' passes over rows take no time yet.
+  void set_head_groups(Index count);
 };
 
 Outline outline_of(const Job& job, const Machine& machine, Pass pass);
@@ -93,14 +103,17 @@ Outline outline_of(std::span<const Schedule> schedules, const TensorShape& shape
 
 // One thing that every rank does.
 struct Op {
-  enum class Kind { post, wait, compute, rows_begin, rows_end };
+  enum class Kind { post, wait, compute, rows };
   Kind kind = Kind::compute;
   std::string_view name = {};
   int pattern = -1;      // post, wait
   std::size_t call = 0;  // post, wait: the slot of the exchange; at most kSlots are in flight
   Index step = -1;
+  const std::vector<float>* rows = nullptr;  // rows: [ranks] seconds, of the outline
 };
-inline constexpr std::size_t kSlots = 8;
+// Two steps' keys, gradients, and both with a second hop; a swap on its way in, and one on its way back with gradients.
+inline constexpr std::size_t kSlots = 2 * 2 * 2 + 3;
+// The outline must outlive them.
 std::vector<Op> ops_of(const Outline& outline, Pass pass);
 
 }  // namespace weft::cost

@@ -5,35 +5,38 @@ namespace weft::cost {
 OutlineBuilder::OutlineBuilder(Schedule base, schedule::Description description, const Machine& machine,
                                const TensorShape& shape, Pass pass)
     : pass_(pass), costs_(machine, shape, pass), base_(std::move(base)), description_(std::move(description)) {
-  if (description_.ulysses > 0) schedule::swap_heads(base_, description_.ulysses);
+  if (description_.ulysses > 0)
+    schedule::swap_heads(base_, description_.ulysses, schedule::swapped_groups(description_));
   ulysses_ = base_.ulysses();
   groups_ = base_.ranks / ulysses_;
   o_.steps.resize(at(steps()));
   meeting_at_.assign(at(groups_), 0);
+  std::vector<Index> of_step;
   for (Index n = 0; n < steps(); ++n) {
-    if (n > 0 && schedule::same_keys(step(n), step(n - 1)))
-      meetings_.back().end = n + 1;
-    else
-      meetings_.push_back({n, n + 1});
+    const Index same = schedule::step_of_same_keys(description_, n);
+    of_step.push_back(same < 0 ? meetings() : of_step[at(same)]);
+    if (same < 0) meetings_.emplace_back();
+    meetings_[at(of_step.back())].push_back(n);
     by_node_ = by_node_ || step(n).by_node;
     const Index each = step(n).by_node ? node() : 1;
     for (Index d = step(n).distances.begin * each; d < step(n).distances.end * each; ++d)
-      if (!step(n).by_node || d > 0) meeting_at_[at(d)] = meetings() - 1;  // place 0 is the own group's
+      if (!step(n).by_node || d > 0) meeting_at_[at(d)] = of_step.back();  // place 0 is the own group's
     parts_ = parts_ || step(n).parts > 1;
-    // A step with no more rows and heads than the one two before it needs no more memory: two buffers take turns.
-    const bool more = n < 3 || step(n).move == Move::Kind::send || step(n).parts > 1 ||
+    // A step with no more rows and heads than the one two before it needs no more memory: two buffers take turns. Those
+    // of the first head group of a swap stand for all.
+    const bool more = n < 3 || step(n).move == Move::Kind::send || (step(n).parts > 1 && !base_.swap) ||
                       step(n).distances.size() > step(n - 2).distances.size();
-    if (more) memory_steps_ = n + 1;
+    if (more && !(base_.swap && step(n).head_part > 0)) memory_steps_ = n + 1;
   }
 }
 
 OutlineBuilder::Place OutlineBuilder::place(Index n) {
   base_.rank = n;
-  if (parts_ && base_.swap) schedule::swap_heads(base_, ulysses_);  // for the map of its heads
   Place p{.frame = frame_of(base_), .heads = {}};
   for (Index s = 0; s < (parts_ ? steps() : 1); ++s) {
     const schedule::StepHeads heads = schedule::step_heads(base_, step(s));
-    p.heads.push_back({heads.q.size(), heads.k.size()});
+    const bool shares = base_.swap && !base_.swap->brings_keys(step(s).head_part, n);
+    p.heads.push_back({heads.q.size(), heads.k.size(), shares});
   }
   return p;
 }
@@ -48,10 +51,12 @@ Index OutlineBuilder::met_at(Index group, Index source) const {
 
 std::vector<Index> OutlineBuilder::key_rows() const {
   std::vector<Index> rows;
-  for (Index n = 0; n < steps(); ++n)
+  for (Index n = 0; n < steps(); ++n) {
+    const Index groups = step(n).distances.size() * (step(n).by_node ? node() : 1);
     rows.push_back(step(n).sequence_order             ? base_.layouts.k.stream().tokens()
                    : step(n).move == Move::Kind::send ? 0
-                                                      : group_rows() * step(n).distances.size());
+                                                      : group_rows() * groups);
+  }
   return rows;
 }
 
@@ -60,11 +65,22 @@ int OutlineBuilder::add(Pattern pattern) {
   return static_cast<int>(o_.patterns.size()) - 1;
 }
 
-void OutlineBuilder::add_swaps() {
-  if (!base_.swap) return;
-  o_.swap_in = add(swap(swapped_bytes(base_, costs_.swap_in()), false, false));
-  o_.swap_out = add(swap(swapped_bytes(base_, costs_.swap_out()), true, false));
-  if (pass_ == Pass::backward) o_.swap_home = add(swap(swapped_bytes(base_, costs_.swap_gradients()), true, true));
+void OutlineBuilder::add_head_groups() {
+  o_.set_head_groups(schedule::swapped_groups(description_));
+  add_swaps(o_, base_, costs_, pass_,
+            [&](const std::vector<double>& bytes, bool back, bool adds) { return add(swap(bytes, back, adds)); });
+}
+
+void OutlineBuilder::add_rows(Index rank, const Place& at_place, bool partial) {
+  const bool moves = step(0).move.has_value();
+  for (HeadGroupOutline& group : o_.head_groups) {
+    HeadCounts heads{at_place.frame.step_heads_q, at_place.frame.step_heads_k};
+    if (o_.head_groups.size() > 1) heads = at_place.of(group.steps.begin);
+    group.begin_rows[at(rank)] = static_cast<float>(costs_.begin_rows(at_place.frame, heads.k, moves));
+    group.end_rows[at(rank)] = static_cast<float>(
+        costs_.end_rows(at_place.frame, heads.q, heads.k, partial && heads.q > 0, heads.shares && heads.k > 0));
+  }
+  o_.last_rows[at(rank)] = static_cast<float>(costs_.last_rows(at_place.frame));
 }
 
 void OutlineBuilder::add_moves() {
@@ -74,7 +90,7 @@ void OutlineBuilder::add_moves() {
     const Range distances = step(n).distances;
     const double kv = costs_.kv_bytes(), gradients = costs_.gradient_bytes();
     if (!step(n).move) continue;
-    if (relays()) {
+    if (relays(n)) {
       to.enter = add(enter(n, kv, false));
       if (backward) to.leave = add(enter(n, gradients, true));
     }
@@ -83,12 +99,12 @@ void OutlineBuilder::add_moves() {
     } else if (step(n).move == Move::Kind::send) {
       to.kv = add(send(n, kv, false));
       if (backward) to.gradients = add(send(n, gradients, true));
-    } else if (schedule::meets_all(step(n), groups_)) {
+    } else if (schedule::meets_all(step(n), groups_) || schedule::meets_node(step(n))) {
       to.kv = add(gather(n, kv, false));
       if (backward) to.gradients = add(gather(n, gradients, true));
     } else {
-      to.kv = add(shift(distances, 1, kv, false));
-      if (backward) to.gradients = add(shift(way_back(distances), 1, gradients, true));
+      to.kv = add(shift(n, distances, 1, kv, false));
+      if (backward) to.gradients = add(shift(n, way_back(distances), 1, gradients, true));
     }
   }
 }
@@ -100,26 +116,28 @@ void OutlineBuilder::add_shift(Index n) {
   const Range distances = step(n).distances, last = schedule::last_met(description_, n);
   const Index relay = schedule::relay_distance(description_, n);
   if (relay == 0) {
-    to.kv = add(shift(distances, 1, costs_.kv_bytes(), false));
+    to.kv = add(shift(n, distances, 1, costs_.kv_bytes(), false));
+    shared_ = {};  // of the head group before
   } else {
     if (shared_ != Range{relay, distances.size()}) {
       shared_ = {relay, distances.size()};
       const Range next{relay, relay + 1};
-      shared_kv_ = add(shift(next, distances.size(), costs_.kv_bytes(), false));
-      if (backward) shared_gradients_ = add(shift(next, distances.size(), costs_.gradient_bytes(), true));
+      shared_kv_ = add(shift(n, next, distances.size(), costs_.kv_bytes(), false));
+      if (backward) shared_gradients_ = add(shift(n, next, distances.size(), costs_.gradient_bytes(), true));
     }
     to.kv = shared_kv_;
     to.gradients = shared_gradients_;
   }
-  if (backward && last.size() > 0) to.home = add(shift(way_back(last), 1, costs_.gradient_bytes(), true));
+  if (backward && last.size() > 0) to.home = add(shift(n, way_back(last), 1, costs_.gradient_bytes(), true));
 }
 
 void OutlineBuilder::add_memory(const Place& at_place, const std::vector<Index>& rows, bool partial,
                                 const std::vector<Index>& relayed) {
   std::vector<StepFrame> frames;
   for (Index n = 0; n < memory_steps_; ++n) {
-    frames.push_back({rows[at(n)], at_place.of(n).q, at_place.of(n).k, step(n).move.has_value()});
-    if (relays() && step(n).move) frames.back().relay_rows = relayed[at(n)];
+    const Index heads_k = base_.swap ? at_place.frame.group_heads_k : at_place.of(n).k;
+    frames.push_back({rows[at(n)], at_place.of(n).q, heads_k, step(n).move.has_value(), n});
+    if (relays(n)) frames.back().relay_rows = relayed[at(n)];
   }
   const RankMemory m = costs_.memory(at_place.frame, frames, partial && at_place.frame.step_heads_q > 0);
   if (m.total() > o_.memory.total()) o_.memory = m;

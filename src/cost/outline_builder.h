@@ -18,15 +18,17 @@ class OutlineBuilder {
   // Patterns of exchanges, where `each` is bytes of a row and K/V head and gradients go `back` to be added.
   // Member i of a group gets bytes[i] from each of the others.
   virtual Pattern swap(const std::vector<double>& bytes, bool back, bool adds) const = 0;
-  virtual Pattern gather(Index step, double each, bool back) const = 0;  // all groups' keys to everybody
+  // All groups' keys to everybody, or those of a node.
+  virtual Pattern gather(Index step, double each, bool back) const = 0;
   // Of a move in two hops: rows into other nodes. gather() and send() are then about the hop inside nodes.
   virtual Pattern enter(Index step, double each, bool back) const = 0;
   // Every rank sends the rows of so many groups to each of its peers at these distances after its own group.
-  virtual Pattern shift(Range distances, Index groups, double each, bool adds) = 0;
+  virtual Pattern shift(Index step, Range distances, Index groups, double each, bool adds) = 0;
   virtual Pattern send(Index step, double each, bool back) const = 0;  // the rows that are seen
 
   struct HeadCounts {
     Index q = 0, k = 0;
+    bool shares = false;  // K/V heads that the head group before had
   };
   // What ranks at the same place in their groups have in common.
   struct Place {
@@ -41,15 +43,18 @@ class OutlineBuilder {
   Index ranks() const { return base_.ranks; }
   // Steps that meet the same keys are one meeting: they attend the same slices, for other heads each.
   Index meetings() const { return static_cast<Index>(meetings_.size()); }
-  Range steps_of(Index meeting) const { return meetings_[at(meeting)]; }
+  Index first_step(Index meeting) const { return meetings_[at(meeting)].front(); }
   // Where a group stands among those whose keys another one meets, in the order of steps; and which meeting that is.
   Index met_at(Index group, Index source) const;
   Index meeting_at(Index place) const { return meeting_at_[at(place)]; }
   Index group_rows() const { return base_.k_rows * ulysses_; }  // K/V rows of a group
   std::vector<Index> key_rows() const;                          // by step; 0 where it depends on what is seen
 
-  void add_swaps();
+  // To be called first; o_.ranks must be known.
+  void add_head_groups();
   void add_moves();
+  // Passes over rows of a rank, or of a sample that stands for some.
+  void add_rows(Index rank, const Place& at_place, bool partial);
   int add(Pattern pattern);
   // Adds the kernel calls of a rank that sees these meetings; returns their pairs. work_of(n, heads): of seen[n].
   template <class WorkOf>
@@ -59,6 +64,7 @@ class OutlineBuilder {
   void add_memory(const Place& at_place, const std::vector<Index>& rows, bool partial,
                   const std::vector<Index>& relayed = {});
   bool relays() const { return description_.node > 1; }
+  bool relays(Index n) const { return schedule::relays(description_, step(n)); }
   Index node() const { return description_.node; }  // groups of a node
 
   Pass pass_;
@@ -73,12 +79,12 @@ class OutlineBuilder {
   // From the groups at these distances before the own one back to where it came from.
   Range way_back(Range distances) const { return {groups_ + 1 - distances.end, groups_ + 1 - distances.begin}; }
 
-  std::vector<Range> meetings_;    // steps of each
-  std::vector<Index> meeting_at_;  // by place
-  bool by_node_ = false;           // steps count distances in nodes
-  bool parts_ = false;             // some steps are about a part of the heads
-  Index memory_steps_ = 0;         // no later step needs larger buffers
-  Range shared_ = {};              // relays of the last shift: steps that are alike share their patterns
+  std::vector<std::vector<Index>> meetings_;  // steps of each
+  std::vector<Index> meeting_at_;             // by place
+  bool by_node_ = false;                      // steps count distances in nodes
+  bool parts_ = false;                        // some steps are about a part of the heads
+  Index memory_steps_ = 0;                    // no later step needs larger buffers
+  Range shared_ = {};  // relays of the last shift: steps of a head group that are alike share patterns
   int shared_kv_ = -1, shared_gradients_ = -1;
 };
 
@@ -86,17 +92,14 @@ template <class WorkOf>
 double OutlineBuilder::add_work(Index rank, const Place& at_place, const std::vector<Index>& seen,
                                 const std::vector<Index>& rows, bool partial, const WorkOf& work_of) {
   double pairs = 0;
-  bool first = true;
   for (std::size_t n = 0; n < seen.size(); ++n) {
-    const Range of = steps_of(seen[n]);
-    for (Index step = of.begin; step < of.end; ++step) {
+    for (const Index step : meetings_[at(seen[n])]) {
       const HeadCounts& heads = at_place.of(step);
       if (heads.q == 0) continue;
       const TileWork work = work_of(n, heads);
       const StepFrame shape{.key_rows = rows[at(step)], .heads_q = heads.q, .heads_k = heads.k};
-      o_.steps[at(step)].work.push_back(costs_.work(rank, at_place.frame, shape, work, partial, first));
+      o_.steps[at(step)].work.push_back(costs_.work(rank, at_place.frame, shape, work, partial, n == 0));
       pairs += work.pairs;
-      first = false;
     }
   }
   return pairs;

@@ -53,9 +53,7 @@ class JobOutline : private OutlineBuilder {
   Outline make() {
     o_.ranks = ranks();
     o_.pairs.assign(at(ranks()), 0);
-    o_.begin_rows.assign(at(ranks()), 0);
-    o_.end_rows.assign(at(ranks()), 0);
-    add_swaps();
+    add_head_groups();
     plan_all();
     add_moves();
     if (pass_ == Pass::forward ? job_.shape.max_logit : job_.shape.dsink)
@@ -187,7 +185,7 @@ class JobOutline : private OutlineBuilder {
   void add_touched(Index rank, std::vector<Index>& rows) {
     std::vector<Range> ranges;
     for (std::size_t n = 0; n < items_.size(); ++n) {
-      const Index of = steps_of(items_[n].meeting).begin;
+      const Index of = first_step(items_[n].meeting);
       if (!messages_[at(of)]) continue;
       ranges.push_back(touched_keys(items_[n].slice));
       if (n + 1 < items_.size() && items_[n + 1].source == items_[n].source) continue;
@@ -248,6 +246,7 @@ class JobOutline : private OutlineBuilder {
   }
   // Rows that a rank of a gather brings into its node.
   Index gathered_rows(Index rank, Index n) const {
+    if (schedule::meets_node(step(n))) return group_rows();
     Index rows = 0;
     const Index group = rank / ulysses_;
     for (Index g = group % node(); g < groups_ && step(n).move; g += node())
@@ -265,12 +264,9 @@ class JobOutline : private OutlineBuilder {
       const double pairs = add_work(rank, p, met, rows, partial, [&](std::size_t i, const HeadCounts& h) {
         return times(seen[i].by_group.at(group_of(h)), static_cast<double>(h.q) / static_cast<double>(group_of(h)));
       });
-      const double begin = costs_.begin_rows(p.frame, step(0).move.has_value());
-      const double end = costs_.end_rows(p.frame, partial && p.frame.step_heads_q > 0);
       Index same = rank;
       for (Index i = 0; i < o_.repeat && same < ranks(); ++i, same += ulysses_) {
-        o_.begin_rows[at(same)] = static_cast<float>(begin);
-        o_.end_rows[at(same)] = static_cast<float>(end);
+        add_rows(same, p, partial);
         o_.pairs[at(same)] = static_cast<Index>(pairs);
       }
       if (relays())
@@ -299,14 +295,15 @@ class JobOutline : private OutlineBuilder {
     const std::vector<double> bytes = gathered_bytes(n, each);
     if (!relays()) return make_.gather(ulysses_, bytes, back);
     const Index block = node() * ulysses_;  // ranks of a node
+    const bool one = schedule::meets_node(step(n));
     std::vector<double> passed(at(block), 0);
     for (Index r = 0; r < ranks(); ++r) passed[at(r % block)] += bytes[at(r)];
     std::vector<Patterns::Sent> sent;
     for (Index from = 0; from < ranks(); ++from) {
       const double own = bytes[at(from)], others = passed[at(from % block)] - own;
       for (Index to = from / block * block + from % ulysses_; to / block == from / block; to += ulysses_) {
-        sent.push_back({from, to, own});
-        sent.push_back({from, to, others});
+        sent.push_back({from, to, own});  // of one node: what it passes on is as much
+        if (!one) sent.push_back({from, to, others});
       }
     }
     return listed(std::move(sent), back, false);
@@ -318,10 +315,11 @@ class JobOutline : private OutlineBuilder {
       sent = in_bytes(hops_[at(n)].enter, each);
     } else {
       const std::vector<double> bytes = gathered_bytes(n, each);
-      const Index block = node() * ulysses_;
+      const Index block = node() * ulysses_, one = step(n).distances.begin * block;
       for (Index from = 0; from < ranks(); ++from)
         for (Index to = from % block; to < ranks(); to += block)
-          if (to != from) sent.push_back({from, to, bytes[at(from)]});
+          if (schedule::meets_node(step(n)) ? to == (from + one) % ranks() : to != from)
+            sent.push_back({from, to, bytes[at(from)]});
     }
     return listed(std::move(sent), back, step(n).move == Move::Kind::send);
   }
@@ -340,7 +338,7 @@ class JobOutline : private OutlineBuilder {
     return make_.listed(std::move(sent), back, uneven);
   }
 
-  Pattern shift(Range distances, Index groups, double each, bool adds) override {
+  Pattern shift(Index n, Range distances, Index groups, double each, bool adds) override {
     const Index messages = ranks() * distances.size();
     listed_ += messages;
     if (messages > kMostMessages || listed_ > 2 * kMostMessages)
@@ -350,7 +348,7 @@ class JobOutline : private OutlineBuilder {
                        " ranks_per_step, or a schedule that gathers, which moves the same bytes"));
     std::vector<Patterns::Sent> sent;
     for (Index r = 0; r < ranks(); ++r) {
-      const Index heads = places_[at(r % ulysses_)].of(0).k;
+      const Index heads = places_[at(r % ulysses_)].of(n).k;
       for (Index d = distances.begin; d < distances.end; ++d)
         sent.push_back({r, (r + d * ulysses_) % ranks(), static_cast<double>(groups * group_rows() * heads) * each});
     }

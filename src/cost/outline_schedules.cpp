@@ -41,13 +41,34 @@ bool is_shift(const Schedule& s, std::size_t n) {
   return s.steps[n].move && s.steps[n].move->kind == Move::Kind::shift;
 }
 
+Index head_groups(const Schedule& s) { return s.swap ? static_cast<Index>(s.swap->head_groups.size()) : 1; }
+
 std::vector<StepFrame> frames(const Schedule& s) {
   std::vector<StepFrame> all;
+  const Index each = static_cast<Index>(s.steps.size()) / head_groups(s);
   for (const Step& step : s.steps) {
-    all.push_back({step.key_rows, step.heads_q.size(), step.heads_k.size(), step.move.has_value()});
+    const Index number = static_cast<Index>(all.size()) % each;
+    all.push_back({step.key_rows, step.heads_q.size(), step.heads_k.size(), step.move.has_value(), number});
     if (step.move && step.move->relay) all.back().relay_rows = step.move->relay->rows;
   }
   return all;
+}
+
+void add_rows(Outline& o, const Schedule& s, const Frame& frame, const Costs& costs, bool several) {
+  for (std::size_t n = 0; n < o.head_groups.size(); ++n) {
+    HeadGroupOutline& group = o.head_groups[n];
+    Index q = frame.step_heads_q, k = frame.step_heads_k;
+    const Index me = s.swap ? s.rank - s.swap->group.begin : 0;
+    if (s.swap) {
+      q = s.swap->head_groups[n].q[at(me)].size();
+      k = s.swap->head_groups[n].k[at(me)].size();
+    }
+    const bool moves = !s.steps.empty() && s.steps.front().move.has_value();
+    const bool shares = s.swap && !s.swap->brings_keys(static_cast<Index>(n), me) && k > 0;
+    group.begin_rows[at(s.rank)] = static_cast<float>(costs.begin_rows(frame, k, moves));
+    group.end_rows[at(s.rank)] = static_cast<float>(costs.end_rows(frame, q, k, several && q > 0, shares));
+  }
+  o.last_rows[at(s.rank)] = static_cast<float>(costs.last_rows(frame));
 }
 
 // Kernels, passes over rows and memory of all ranks.
@@ -56,10 +77,11 @@ void add_work(Outline& o, std::span<const Schedule> all, const Costs& costs) {
     const Frame frame = frame_of(s);
     const std::vector<StepFrame> shapes = frames(s);
     const bool several = partial(s);
-    bool first_step = true;
+    bool first_step = true;  // of its heads
     double pairs = 0;
     for (std::size_t n = 0; n < s.steps.size(); ++n) {
       const Step& step = s.steps[n];
+      if (n > 0 && step.head_group != s.steps[n - 1].head_group) first_step = true;
       if (slices(s, step).empty() || step.heads_q.size() == 0) continue;
       const TileWork work = tile_work(slices(s, step), step.heads_q.size(), step.heads_k.size(), costs.rate());
       o.steps[n].work.push_back(costs.work(s.rank, frame, shapes[n], work, several, first_step));
@@ -67,9 +89,7 @@ void add_work(Outline& o, std::span<const Schedule> all, const Costs& costs) {
       first_step = false;
     }
     o.pairs[at(s.rank)] = static_cast<Index>(pairs);
-    o.begin_rows.push_back(
-        static_cast<float>(costs.begin_rows(frame, !s.steps.empty() && s.steps.front().move.has_value())));
-    o.end_rows.push_back(static_cast<float>(costs.end_rows(frame, several)));
+    add_rows(o, s, frame, costs, several);
     const RankMemory m = costs.memory(frame, shapes, several);
     if (m.total() > o.memory.total()) o.memory = m;
   }
@@ -92,14 +112,10 @@ Outline outline_of(std::span<const Schedule> all, const TensorShape& shape, cons
   };
   const bool backward = pass == Pass::backward;
 
-  if (first.swap) {
-    const auto swap = [&](const Costs::SwapBytes& of, bool back, bool adds) {
-      return add(make.swap(first.ulysses(), swapped_bytes(first, of), back, adds));
-    };
-    o.swap_in = swap(costs.swap_in(), false, false);
-    o.swap_out = swap(costs.swap_out(), true, false);
-    if (backward) o.swap_home = swap(costs.swap_gradients(), true, true);
-  }
+  o.set_head_groups(head_groups(first));
+  add_swaps(o, first, costs, pass, [&](const std::vector<double>& bytes, bool back, bool adds) {
+    return add(make.swap(first.ulysses(), bytes, back, adds));
+  });
 
   for (std::size_t n = 0; n < first.steps.size(); ++n) {
     if (!first.steps[n].move) continue;

@@ -139,10 +139,8 @@ class Shared {
         }
         return work(r, r.work->seconds);
       }
-      case Op::Kind::rows_begin:
-      case Op::Kind::rows_end: {
-        const std::vector<float>& all = now.kind == Op::Kind::rows_begin ? o_.begin_rows : o_.end_rows;
-        const double seconds = all.empty() ? 0 : static_cast<double>(all[at(n)]);
+      case Op::Kind::rows: {
+        const auto seconds = static_cast<double>((*now.rows)[at(n)]);
         if (seconds == 0) {
           ++r.op;
           return;

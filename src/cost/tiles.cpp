@@ -29,18 +29,28 @@ void TileCounter::add(const Slice& given, Index first_row) {
   const Slice s = trimmed(given, true);
   if (s.q_begin >= s.q_end) return;
   const Index first = (s.q_begin + first_row) / tokens_, last = (s.q_end - 1 + first_row) / tokens_;
-  if (at(last) >= by_tile_.size()) by_tile_.resize(at(last) + 1, 0);
+  if (at(last) + 1 >= by_tile_.size()) {
+    by_tile_.resize(at(last) + 2, 0);
+    from_tile_.resize(at(last) + 2, 0);
+  }
+  touched_ = touched_.size() == 0 ? Range{first, last + 1}
+                                  : Range{min_of(touched_.begin, first), max_of(touched_.end, last + 1)};
   const double whole = static_cast<double>(tokens_ * keys_);
   Index key_tiles = 0;
-  for (Index t = first; t <= last; ++t) {
+  const bool cut = s.lo > s.k_begin - (s.q_end - 1) || s.hi < s.k_end - 1 - s.q_begin;
+  if (!cut) {  // all rows see all keys
+    const Index n = ceil_div(s.k_end - s.k_begin, keys_);
+    key_tiles = n * (last - first + 1);
+    from_tile_[at(first)] += static_cast<double>(n) * whole;
+    from_tile_[at(last) + 1] -= static_cast<double>(n) * whole;
+  }
+  for (Index t = first; t <= last && cut; ++t) {
     const Index a = max_of(s.q_begin, t * tokens_ - first_row), b = min_of(s.q_end, (t + 1) * tokens_ - first_row);
     const Index from = max_of(s.k_begin, shift_bound(s.lo, a)), to = min_of(s.k_end, shift_bound(s.hi, b));
     if (from >= to) continue;
     const Index n = ceil_div(to - s.k_begin, keys_) - (from - s.k_begin) / keys_;
     key_tiles += n;
-    double& sum = by_tile_[at(t)];
-    sum += static_cast<double>(n) * whole;
-    longest_ = std::max(longest_, sum);
+    by_tile_[at(t)] += static_cast<double>(n) * whole;
   }
   pairs_ += visible_pairs(s);
   work_.covered += static_cast<double>(key_tiles) * whole * heads_;
@@ -55,7 +65,7 @@ void TileCounter::add_roughly(const Slice& given) {
   if (rows <= 0) return;
   if (rows <= kFew * tokens_) {
     add(Slice{0, rows, s.k_begin, s.k_end, shift_bound(s.lo, s.q_begin), shift_bound(s.hi, s.q_begin)}, 0);
-    std::fill(by_tile_.begin(), by_tile_.end(), 0.0);  // the next slice's rows are others
+    end_rows();
     return;
   }
   const Index pairs = visible_pairs(s), keys = s.k_end - s.k_begin;
@@ -74,14 +84,25 @@ void TileCounter::add_roughly(const Slice& given) {
   work_.rows += static_cast<double>(rows) * heads_;
 }
 
+void TileCounter::end_rows() {
+  double sum = 0;
+  for (Index t = touched_.begin; t < touched_.end; ++t) {
+    sum += from_tile_[at(t)];
+    longest_ = std::max(longest_, by_tile_[at(t)] + sum);
+    by_tile_[at(t)] = from_tile_[at(t)] = 0;
+  }
+  if (touched_.size() > 0) from_tile_[at(touched_.end)] = 0;
+  touched_ = {};
+}
+
 TileWork TileCounter::take() {
+  end_rows();
   TileWork done = work_;
   done.pairs = static_cast<double>(pairs_) * heads_;
   done.longest = longest_ * static_cast<double>(group_);
   work_ = {};
   pairs_ = 0;
   longest_ = 0;
-  std::fill(by_tile_.begin(), by_tile_.end(), 0.0);
   return done;
 }
 

@@ -20,12 +20,18 @@ class TileCounter {
   TileWork take();                        // and begin anew
 
  private:
+  // The rows of what follows are others: the longest tile of those so far is kept.
+  void end_rows();
+
   Index group_, tokens_, keys_;  // heads in a tile, its tokens, its keys
   double heads_, groups_;
   TileWork work_;
   Index pairs_ = 0;
   double longest_ = 0;
-  std::vector<double> by_tile_;  // covered pairs of one head
+  // Covered pairs of one head, by tile: of tile t and, in `from_tile_`, of all tiles from t on. Sums are of whole
+  // numbers, so that their order does not matter.
+  std::vector<double> by_tile_, from_tile_;
+  Range touched_ = {};  // tiles whose numbers are not 0
 };
 
 // The work of one K/V head becomes that of `groups` of them.

@@ -41,8 +41,8 @@ class QueryGradient {
     if (!once_ && dq.dtype != type) sum_ = buffer(Slot::sums);
   }
 
-  TensorView begin(const Step& step) {
-    if (once_) return run::some_heads(dq_, step.heads_q);
+  TensorView begin(Range heads) {
+    if (once_) return run::some_heads(dq_, heads);
     part_ = first_ ? sum_ : buffer(Slot::step_dq);
     return part_;
   }
@@ -51,7 +51,7 @@ class QueryGradient {
     first_ = false;
   }
   void finish() {
-    for (const Step& step : computed_.blind()) run::clear(place_, run::some_heads(dq_, step.heads_q));
+    for (const run::Computed::Heads& blind : computed_.blind()) run::clear(place_, run::some_heads(dq_, blind.q));
     if (!once_ && sum_.data != dq_.data) run::round_to(place_, dq_, sum_);
   }
 
@@ -90,36 +90,37 @@ Kv own_sums(run::Workspace& workspace, const Schedule& schedule, const ExecutorB
 }  // namespace
 
 // All steps, on tensors whose heads are the steps' heads; dK and dV end as sums in `own`.
-void Executor::Data::attend_steps_backward(const Kernel& kernel, const ExecutorBackwardArgs& args, const Kv& own) {
-  const run::Computed computed(schedule);
-  run::Log log(options, Pass::backward, schedule);
+void Executor::Data::attend_steps_backward(const Kernel& kernel, const run::StepList& steps,
+                                           const ExecutorBackwardArgs& args, const Kv& own) {
+  const run::Computed computed(steps);
+  run::Log log(options, Pass::backward, steps, static_cast<Index>(schedule.steps.size()), began);
   KernelBackwardArgs whole = run::backward_call(args, {args.k, args.v});
   whole.deterministic = options.deterministic;
   whole.dsink = {};  // made of finished rows, once, not of steps
   const bool summed = !computed.once() && args.device_plans.empty() && kernel.takes_steps_backward != nullptr &&
                       kernel.takes_steps_backward(whole);
-  const std::vector<Range> rows = summed ? run::rows_of_steps(schedule).rows : std::vector<Range>{};
+  const std::vector<Range> rows = summed ? run::rows_of_steps(steps).rows : std::vector<Range>{};
   QuerySteps query_steps{.rows = rows};
   QueryGradient dq(computed, summed, workspace, args.place, args.dq, sum_type(args.q.dtype));
-  run::KeyFeed keys(schedule, *communicator, workspace, {args.k, args.v});
-  run::GradientReturn home(schedule, *communicator, workspace, args.place, own, options.deterministic);
-  for (Index n = 0; n < static_cast<Index>(schedule.steps.size()); ++n) {
-    const Step& step = schedule.steps[at(n)];
+  run::KeyFeed keys(steps, *communicator, workspace, {args.k, args.v});
+  run::GradientReturn home(steps, *communicator, workspace, args.place, own, options.deterministic);
+  for (Index n = 0; n < steps.size(); ++n) {
     const ConstKv kv = log(StepEvent::Kind::wait, n, [&] { return keys.take(n); });
     const Kv to = log(StepEvent::Kind::give_back, n, [&] { return home.begin(n, !computed(n)); });
     if (computed(n)) {
-      const auto mine = [&](const ConstTensorView& view) { return run::some_heads(view, step.heads_q); };
-      const run::StepHeads heads = run::heads_of_step(args.attention, step);
+      const Range heads_q = steps.heads_q(n);
+      const auto mine = [&](const ConstTensorView& view) { return run::some_heads(view, heads_q); };
+      const run::StepHeads heads = run::heads_of_step(args.attention, heads_q, steps.heads_k(n));
       KernelBackwardArgs call = whole;
       call.q = mine(args.q);
       call.k = kv.k;
       call.v = kv.v;
-      run::set_slices(call, schedule, step, args.device_plans);
+      run::set_slices(call, steps, n, args.device_plans);
       call.attention = heads.attention;
       call.dout = mine(args.dout);
       call.out = mine(args.out);
       call.lse = mine(args.lse);
-      call.dq = dq.begin(step);
+      call.dq = dq.begin(heads_q);
       call.dk = to.k;
       call.dv = to.v;
       if (summed) call.steps = &query_steps;
@@ -150,14 +151,18 @@ void Executor::backward(const ExecutorBackwardArgs& args) {
   const Kernel kernel = data_->kernel_for(request_of(Pass::backward, args), !args.device_plans.empty());
   const auto pass =
       data_->begin_pass(run::backward_call(args, {args.k, args.v}), args.layer, detail::PassKind::backward);
+  data_->began = std::chrono::steady_clock::now();
   const Kv own = own_sums(data_->workspace, schedule, args);
   if (schedule.swap) {
-    run::HeadSwap swap(schedule, communicator, data_->workspace);
-    const ExecutorBackwardArgs inner = swap.bring(args);
-    data_->attend_steps_backward(kernel, inner, {inner.dk, inner.dv});
-    swap.give_back(inner, args, own);
+    run::BackwardSwap swap(schedule, communicator, data_->workspace, args, own);
+    for (Index n = 0; n < swap.head_groups(); ++n) {
+      const ExecutorBackwardArgs part = swap.bring(n);
+      data_->attend_steps_backward(kernel, {schedule, n}, part, {part.dk, part.dv});
+      swap.give_back(n);
+    }
+    swap.finish();
   } else {
-    data_->attend_steps_backward(kernel, args, own);
+    data_->attend_steps_backward(kernel, schedule, args, own);
   }
   run::round_to(args.place, {args.dk, args.dv}, run::constant(own));
   if (args.dsink.given()) {

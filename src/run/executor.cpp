@@ -38,12 +38,12 @@ void ExecutionContext::use(const Place& place, std::string_view what, bool devic
   if (on_device_ != nullptr) on_device_->use(place.stream);
 }
 
-StepHeads heads_of_step(const Attention& attention, const Step& step) {
+StepHeads heads_of_step(const Attention& attention, Range heads_q, Range heads_k) {
   StepHeads part{attention, {}};
   if (attention.sink.kind == Sink::Kind::learnable)
-    part.attention.sink.logits = run::some_heads(attention.sink.logits, step.heads_q);
-  for (Index h = step.heads_q.begin; h < step.heads_q.end && !attention.head_map.empty(); ++h)
-    part.map.push_back(attention.head_map[at(h)] - step.heads_k.begin);
+    part.attention.sink.logits = run::some_heads(attention.sink.logits, heads_q);
+  for (Index h = heads_q.begin; h < heads_q.end && !attention.head_map.empty(); ++h)
+    part.map.push_back(attention.head_map[at(h)] - heads_k.begin);
   part.attention.head_map = part.map;
   return part;
 }
@@ -52,17 +52,17 @@ std::span<const Slice> slices_of(const Schedule& schedule, const Step& step) {
   return schedule.plans[at(step.plan)].slices;
 }
 
-RowsOfSteps rows_of_steps(const Schedule& schedule) {
+RowsOfSteps rows_of_steps(const StepList& steps) {
   std::vector<Range> rows;
-  for (const Plan& plan : schedule.plans)
+  for (const Plan& plan : steps.plans())
     for (const Slice& s : plan.slices) rows.push_back({s.q_begin, s.q_end});
   RowsOfSteps held{joined(std::move(rows), false), {}};
   held.ends.resize(held.rows.size());
-  const Computed computed(schedule);
+  const Computed computed(steps);
   Index call = 0;
-  for (std::size_t n = 0; n < schedule.steps.size(); ++n) {
-    if (!computed(static_cast<Index>(n))) continue;
-    for (const Slice& s : slices_of(schedule, schedule.steps[n])) {
+  for (Index n = 0; n < steps.size(); ++n) {
+    if (!computed(n)) continue;
+    for (const Slice& s : steps.slices(n)) {
       const auto of =
           std::partition_point(held.rows.begin(), held.rows.end(), [&](const Range& r) { return r.end <= s.q_begin; });
       held.ends[at(of - held.rows.begin())] = call;
@@ -72,24 +72,25 @@ RowsOfSteps rows_of_steps(const Schedule& schedule) {
   return held;
 }
 
-Computed::Computed(const Schedule& schedule) {
-  std::vector<const Step*> ranges;  // one step for each range of heads; ranges are equal or disjoint
+Computed::Computed(const StepList& steps) {
+  std::vector<Heads> ranges;  // equal or disjoint
   std::vector<Index> times;
-  for (const Step& step : schedule.steps) {
-    const bool computed = !slices_of(schedule, step).empty() && step.heads_q.size() > 0;
-    if (computed) last_ = static_cast<Index>(steps_.size());
+  for (Index n = 0; n < steps.size(); ++n) {
+    const Heads heads{steps.heads_q(n), steps.heads_k(n)};
+    const bool computed = !steps.slices(n).empty() && heads.q.size() > 0;
+    if (computed) last_ = n;
     steps_.push_back(computed);
-    const auto same = [&](const Step* other) { return other->heads_q == step.heads_q; };
+    const auto same = [&](const Heads& other) { return other.q == heads.q; };
     const auto range = at(std::find_if(ranges.begin(), ranges.end(), same) - ranges.begin());
     if (range == ranges.size()) {
-      ranges.push_back(&step);
+      ranges.push_back(heads);
       times.push_back(0);
     }
     times[range] += computed ? 1 : 0;
   }
   for (std::size_t i = 0; i < ranges.size(); ++i) {
     once_ = once_ && times[i] <= 1;
-    if (times[i] == 0 && ranges[i]->heads_q.size() > 0) blind_.push_back(*ranges[i]);
+    if (times[i] == 0 && ranges[i].q.size() > 0) blind_.push_back(ranges[i]);
   }
 }
 

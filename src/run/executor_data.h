@@ -7,6 +7,7 @@
 #include "kernel/registry.h"
 #include "run/agreement.h"
 #include "run/execution_context.h"
+#include "run/step_list.h"
 #include "run/workspace.h"
 #include "weft/executor.h"
 
@@ -37,8 +38,9 @@ struct Executor::Data {
   }
   // In a capture, unless memory is the caller's, who keeps it as long as the graph.
   bool takes_memory_apart(const Place& place) const { return options.memory == nullptr && device::is_captured(place); }
-  void attend_steps(const Kernel& kernel, const ExecutorForwardArgs& args);
-  void attend_steps_backward(const Kernel& kernel, const ExecutorBackwardArgs& args, const run::Kv& own);
+  void attend_steps(const Kernel& kernel, const run::StepList& steps, const ExecutorForwardArgs& args);
+  void attend_steps_backward(const Kernel& kernel, const run::StepList& steps, const ExecutorBackwardArgs& args,
+                             const run::Kv& own);
 
   Schedule schedule;
   ExecutorOptions options;
@@ -48,6 +50,7 @@ struct Executor::Data {
   Communicator* communicator;
   run::Workspace workspace;
   run::InUse in_use;
+  std::chrono::steady_clock::time_point began;  // the pass, after what its ranks compared
 };
 
 namespace run {
@@ -59,8 +62,11 @@ void check_backward(const Schedule& schedule, const ExecutorBackwardArgs& args);
 // Tells the observer how long each part of a step took. Does nothing without an observer.
 class Log {
  public:
-  Log(const ExecutorOptions& options, Pass pass, const Schedule& schedule)
-      : observer_(options.observer), pass_(pass), schedule_(schedule), start_(Clock::now()) {}
+  using Clock = std::chrono::steady_clock;
+
+  // `total`: steps of the whole schedule.
+  Log(const ExecutorOptions& options, Pass pass, const StepList& steps, Index total, Clock::time_point began)
+      : observer_(options.observer), pass_(pass), steps_(steps), total_(total), start_(began) {}
 
   template <class Do>
   auto operator()(StepEvent::Kind kind, Index step, const Do& what) {
@@ -76,26 +82,21 @@ class Log {
     } tell{*this,
            {.kind = kind,
             .pass = pass_,
-            .step = step,
-            .steps = static_cast<Index>(schedule_.steps.size()),
-            .slices = slices(step),
+            .step = steps_.first() + step,
+            .steps = total_,
+            .slices = static_cast<Index>(steps_.slices(step).size()),
             .begin = begin,
             .end = begin}};
     return what();
   }
 
  private:
-  using Clock = std::chrono::steady_clock;
-
   double seconds() const { return std::chrono::duration<double>(Clock::now() - start_).count(); }
-  Index slices(Index step) const {
-    const Step& s = schedule_.steps[at(step)];
-    return static_cast<Index>(schedule_.plans[at(s.plan)].slices.size());
-  }
 
   const std::function<void(const StepEvent&)>& observer_;
   Pass pass_;
-  const Schedule& schedule_;
+  const StepList& steps_;
+  Index total_;
   Clock::time_point start_;
 };
 
@@ -104,16 +105,16 @@ struct StepHeads {
   Attention attention;
   std::vector<Index> map;  // attention.head_map refers to it
 };
-StepHeads heads_of_step(const Attention& attention, const Step& step);
+StepHeads heads_of_step(const Attention& attention, Range heads_q, Range heads_k);
 
 std::span<const Slice> slices_of(const Schedule& schedule, const Step& step);
-// Of the step, among those that a call is given; null: none are given, and slices_of counts.
+// Of the step, among those that a call is given; null: none are given, and the step's slices count.
 DevicePlan* device_plan(std::span<DevicePlan* const> plans, const Step& step);
-// Gives a kernel call the step's slices, on the host or on the device.
+// Gives a kernel call the slices of step n, on the host or on the device.
 template <class Call>
-void set_slices(Call& call, const Schedule& schedule, const Step& step, std::span<DevicePlan* const> plans) {
-  call.device_plan = device_plan(plans, step);
-  if (call.device_plan == nullptr) call.slices = slices_of(schedule, step);
+void set_slices(Call& call, const StepList& steps, Index n, std::span<DevicePlan* const> plans) {
+  call.device_plan = device_plan(plans, steps[n]);
+  if (call.device_plan == nullptr) call.slices = steps.slices(n);
 }
 
 // Ranges of query rows that slices of any step hold, cut where no slice crosses, and of each the last kernel call that
@@ -122,25 +123,28 @@ struct RowsOfSteps {
   std::vector<Range> rows;
   std::vector<Index> ends;
 };
-RowsOfSteps rows_of_steps(const Schedule& schedule);
+RowsOfSteps rows_of_steps(const StepList& steps);
 
 // Which steps call the kernel: those with slices and query heads.
 class Computed {
  public:
-  explicit Computed(const Schedule& schedule);
+  explicit Computed(const StepList& steps);
 
   bool operator()(Index step) const { return steps_[at(step)]; }
   Index last() const { return last_; }  // the last such step; -1: none
   // No query head is in two of them, so results need no merging.
   bool once() const { return once_; }
-  // One step for each range of heads that sees nothing in any step.
-  const std::vector<Step>& blind() const { return blind_; }
+  // Heads of the tensors at hand that see nothing in any step.
+  struct Heads {
+    Range q, k;
+  };
+  const std::vector<Heads>& blind() const { return blind_; }
 
  private:
   std::vector<bool> steps_;
   Index last_ = -1;
   bool once_ = true;
-  std::vector<Step> blind_;
+  std::vector<Heads> blind_;
 };
 
 }  // namespace run

@@ -57,25 +57,24 @@ KernelForwardArgs call_of_step(const ExecutorForwardArgs& args, Range heads_q, c
 }  // namespace
 
 // All steps, on tensors whose heads are the steps' heads.
-void Executor::Data::attend_steps(const Kernel& kernel, const ExecutorForwardArgs& args) {
-  const run::Computed computed(schedule);
+void Executor::Data::attend_steps(const Kernel& kernel, const run::StepList& steps, const ExecutorForwardArgs& args) {
+  const run::Computed computed(steps);
   const bool once = computed.once();
   const ConstKv own_kv{args.k, args.v};
   const bool summed = !once && args.device_plans.empty() && kernel.takes_steps != nullptr &&
                       kernel.takes_steps(run::forward_call(args, own_kv));
-  const run::RowsOfSteps held = summed ? run::rows_of_steps(schedule) : run::RowsOfSteps{};
+  const run::RowsOfSteps held = summed ? run::rows_of_steps(steps) : run::RowsOfSteps{};
   QuerySteps query_steps{.rows = held.rows, .ends = held.ends};
   const PartialView partial = once || summed ? PartialView{} : empty_states(workspace, args);
 
-  run::Log log(options, Pass::forward, schedule);
-  run::KeyFeed keys(schedule, *communicator, workspace, own_kv);
-  for (Index n = 0; n < static_cast<Index>(schedule.steps.size()); ++n) {
-    const Step& step = schedule.steps[at(n)];
+  run::Log log(options, Pass::forward, steps, static_cast<Index>(schedule.steps.size()), began);
+  run::KeyFeed keys(steps, *communicator, workspace, own_kv);
+  for (Index n = 0; n < steps.size(); ++n) {
     const ConstKv kv = log(StepEvent::Kind::wait, n, [&] { return keys.take(n); });
     if (!computed(n)) continue;
-    const run::StepHeads heads = run::heads_of_step(args.attention, step);
-    KernelForwardArgs call = call_of_step(args, step.heads_q, heads, kv);
-    run::set_slices(call, schedule, step, args.device_plans);
+    const run::StepHeads heads = run::heads_of_step(args.attention, steps.heads_q(n), steps.heads_k(n));
+    KernelForwardArgs call = call_of_step(args, steps.heads_q(n), heads, kv);
+    run::set_slices(call, steps, n, args.device_plans);
     query_steps.last = n == computed.last();
     if (summed) call.steps = &query_steps;
     if (!once && !summed) {
@@ -91,9 +90,10 @@ void Executor::Data::attend_steps(const Kernel& kernel, const ExecutorForwardArg
     whole.partial = partial;
     return finish_partial(finish_args(whole));
   }
-  for (const Step& step : computed.blind()) {  // no slices: the kernel writes what rows without keys have
-    const run::StepHeads heads = run::heads_of_step(args.attention, step);
-    kernel.forward(call_of_step(args, step.heads_q, heads, run::heads_of(own_kv, step.heads_k)));
+  for (const run::Computed::Heads& blind : computed.blind()) {
+    // No slices: the kernel writes what rows without keys have.
+    const run::StepHeads heads = run::heads_of_step(args.attention, blind.q, blind.k);
+    kernel.forward(call_of_step(args, blind.q, heads, run::heads_of(own_kv, blind.k)));
   }
 }
 
@@ -116,18 +116,22 @@ void Executor::forward(const ExecutorForwardArgs& args) {
   std::optional<run::HeadNumbers> largest;
   if (args.max_logit.given())
     largest.emplace(args.place, data_->workspace, args.q.heads, communicator.ranks(), kMinusInfinity<double>);
+  data_->began = std::chrono::steady_clock::now();
   ExecutorForwardArgs inner = args;
   // By the heads of the whole problem, so that a row's bits do not depend on how heads are distributed.
   if (args.keys_per_split == 0) inner.keys_per_split = default_keys_per_split(args.q.heads);
   if (data_->schedule.swap) {
-    run::HeadSwap swap(data_->schedule, communicator, data_->workspace);
-    inner = swap.bring(inner);
-    if (args.max_logit.given()) inner.max_logit = run::some_heads(largest->view(), swap.heads_q());
-    data_->attend_steps(kernel, inner);
-    swap.give_back(inner, args);
+    run::ForwardSwap swap(data_->schedule, communicator, data_->workspace, inner);
+    for (Index n = 0; n < swap.head_groups(); ++n) {
+      ExecutorForwardArgs part = swap.bring(n);
+      if (args.max_logit.given()) part.max_logit = run::some_heads(largest->view(), swap.heads_q(n));
+      data_->attend_steps(kernel, {data_->schedule, n}, part);
+      swap.give_back(n);
+    }
+    swap.finish();
   } else {
     if (args.max_logit.given()) inner.max_logit = largest->view();
-    data_->attend_steps(kernel, inner);
+    data_->attend_steps(kernel, data_->schedule, inner);
   }
   if (args.max_logit.given()) largest->reduce_into(communicator, Reduce::max, args.max_logit);
   // No rank returns before all are done, so that an error on one is an error on all.

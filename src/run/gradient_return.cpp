@@ -11,15 +11,15 @@ std::size_t odd(Index n) { return at(n % 2); }
 
 }  // namespace
 
-GradientReturn::GradientReturn(const Schedule& schedule, Communicator& communicator, Workspace& workspace,
+GradientReturn::GradientReturn(const StepList& steps, Communicator& communicator, Workspace& workspace,
                                const Place& place, const Kv& own, bool deterministic)
-    : schedule_(schedule),
+    : steps_(steps),
       communicator_(communicator),
       workspace_(workspace),
       place_(place),
       own_(own),
       deterministic_(deterministic),
-      written_(!schedule.steps.empty() && !schedule.steps.front().move) {
+      written_(steps.size() > 0 && !steps[0].move) {
   // A first step on the own keys, or messages that replace, write every own row; otherwise own_ is cleared and added
   // to.
   adds_ = written_ || !whole();
@@ -28,8 +28,8 @@ GradientReturn::GradientReturn(const Schedule& schedule, Communicator& communica
 
 // Whether no other step returns gradients to the own rows of this step's heads.
 bool GradientReturn::alone(Index n) const {
-  for (Index m = 0; m < static_cast<Index>(schedule_.steps.size()); ++m) {
-    const Range a = step(m).heads_k, b = step(n).heads_k;
+  for (Index m = 0; m < steps_.size(); ++m) {
+    const Range a = steps_.heads_k(m), b = steps_.heads_k(n);
     if (m != n && step(m).move && a.begin < b.end && b.begin < a.end) return false;
   }
   return true;
@@ -38,12 +38,12 @@ bool GradientReturn::alone(Index n) const {
 // Whether the first messages of all steps together have all own rows of all heads.
 bool GradientReturn::whole() const {
   Index heads = 0;
-  for (Index n = 0; n < static_cast<Index>(schedule_.steps.size()); ++n) {
+  for (Index n = 0; n < steps_.size(); ++n) {
     if (!step(n).move || step(n).move->sends.empty() || !alone(n)) return false;
     Index rows = 0;
     for (const Range& r : step(n).move->sends.front().rows) rows += r.size();
     if (rows != own_.k.rows) return false;
-    heads += step(n).heads_k.size();
+    heads += this->heads(n);
   }
   return heads == own_.k.heads;
 }
@@ -59,12 +59,12 @@ bool GradientReturn::shifts(Index n) const { return step(n).move && step(n).move
 
 Kv GradientReturn::buffer(Index n) {
   return take_kv(workspace_, n % 2 == 0 ? Slot::key_gradients_0 : Slot::key_gradients_1,
-                 shape_like(own_, step(n).key_rows, step(n).heads_k.size()));
+                 shape_like(own_, step(n).key_rows, heads(n)));
 }
 
 Kv GradientReturn::relay_buffer(Index n) {
   return take_kv(workspace_, n % 2 == 0 ? Slot::relay_gradients_0 : Slot::relay_gradients_1,
-                 shape_like(own_, step(n).move->relay->rows, step(n).heads_k.size()));
+                 shape_like(own_, step(n).move->relay->rows, heads(n)));
 }
 
 // What the node has summed of step n goes home.
@@ -72,20 +72,20 @@ void GradientReturn::leave_node(Index n) {
   if (!relays(n)) return;
   in_flight_[odd(n)].wait();
   const Relay& relay = *step(n).move->relay;
-  std::vector<Message> home = messages(relay.sends, constant(heads_of(own_, step(n).heads_k)), adding(own_.k.dtype));
+  std::vector<Message> home = messages(relay.sends, constant(own_heads(n)), adding(own_.k.dtype));
   if (alone(n)) home = at_once(std::move(home), false);
-  detail::label_step(n);
+  detail::label_step(steps_.first() + n);
   leaving_[odd(n)] = communicator_.exchange(messages(relay.receives, constant(relay_buffer(n))), std::move(home));
 }
 
 Kv GradientReturn::begin(Index n, bool nothing) {
   in_flight_[odd(n)].wait();  // of step n - 2: its buffer is used again
-  const Kv to = step(n).move ? buffer(n) : heads_of(own_, step(n).heads_k);
+  const Kv to = step(n).move ? buffer(n) : own_heads(n);
   // Sums of the last step go to the next rank while this one computes; those that arrive are added in end(). Sums of
   // the own keys stay here.
   if (shifts(n) && shifts(n - 1)) {
     const Message::Combine combine = nothing ? Message::Combine::replace : adding(own_.k.dtype);
-    detail::label_step(n);
+    detail::label_step(steps_.first() + n);
     in_flight_[odd(n)] = communicator_.exchange(messages(step(n).move->sends, constant(buffer(n - 1))),
                                                 messages(step(n).move->receives, constant(to), combine));
   } else if (nothing) {
@@ -103,14 +103,14 @@ void GradientReturn::end(Index n) {
     in_flight_[odd(n)].wait();
     if (move.home.empty()) return;
     in_flight_[odd(n - 1)].wait();  // in order, so that sums are deterministic
-    const ConstKv own = constant(heads_of(own_, step(n).heads_k));
-    detail::label_step(n);
+    const ConstKv own = constant(own_heads(n));
+    detail::label_step(steps_.first() + n);
     in_flight_[odd(n)] = communicator_.exchange(messages(move.home, constant(buffer(n))),
                                                 at_once(messages(move.back, own, adding(own_.k.dtype)), false));
     return;
   }
   clear_once();
-  std::vector<Message> home = messages(move.sends, constant(heads_of(own_, step(n).heads_k)), adding(own_.k.dtype));
+  std::vector<Message> home = messages(move.sends, constant(own_heads(n)), adding(own_.k.dtype));
   if (alone(n)) home = at_once(std::move(home), !adds_);
   if (relays(n)) {
     leaving_[odd(n)].wait();  // of step n - 2: its buffer is used again
@@ -125,7 +125,7 @@ void GradientReturn::end(Index n) {
     }
     for (Message& m : passed) home.push_back(std::move(m));
   }
-  detail::label_step(n);
+  detail::label_step(steps_.first() + n);
   std::vector<Message> away = messages(move.receives, constant(buffer(n)));
   const bool collective = move.collective && alone(n) && !written_ && !deterministic_;
   if (collective) home = at_once(std::move(home), true);
@@ -135,7 +135,7 @@ void GradientReturn::end(Index n) {
 
 void GradientReturn::finish() {
   clear_once();  // if there was no step
-  const Index steps = static_cast<Index>(schedule_.steps.size());
+  const Index steps = steps_.size();
   // In the order in which they were started, so that sums are deterministic.
   if (steps > 1) in_flight_[odd(steps - 2)].wait();
   if (steps > 0) in_flight_[odd(steps - 1)].wait();

@@ -7,6 +7,7 @@
 
 #include "index.h"
 #include "run/rows.h"
+#include "run/step_list.h"
 #include "run/workspace.h"
 #include "weft/communicator.h"
 #include "weft/schedule.h"
@@ -17,7 +18,7 @@ class GradientReturn {
  public:
   // `own`: sums of the rank's own keys. Every element is written when finish() returns, and none before the first
   // step's end() if keys_share(schedule).
-  GradientReturn(const Schedule& schedule, Communicator& communicator, Workspace& workspace, const Place& place,
+  GradientReturn(const StepList& steps, Communicator& communicator, Workspace& workspace, const Place& place,
                  const Kv& own, bool deterministic);
 
   // Where step n writes dK and dV, every element of them. `nothing`: the step has no slices, and they are zeros.
@@ -26,7 +27,9 @@ class GradientReturn {
   void finish();
 
  private:
-  const Step& step(Index n) const { return schedule_.steps[at(n)]; }
+  const Step& step(Index n) const { return steps_[n]; }
+  Index heads(Index n) const { return steps_.heads_k(n).size(); }
+  Kv own_heads(Index n) const { return heads_of(own_, steps_.heads_k(n)); }
   bool shifts(Index n) const;  // a ring step: gradients travel on with their keys
   bool alone(Index n) const;
   bool whole() const;
@@ -36,7 +39,7 @@ class GradientReturn {
   Kv relay_buffer(Index n);
   void leave_node(Index n);
 
-  const Schedule& schedule_;
+  StepList steps_;
   Communicator& communicator_;
   Workspace& workspace_;
   Place place_;

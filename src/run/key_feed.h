@@ -6,6 +6,7 @@
 #include "comm/flight.h"
 #include "index.h"
 #include "run/rows.h"
+#include "run/step_list.h"
 #include "run/workspace.h"
 #include "weft/communicator.h"
 #include "weft/schedule.h"
@@ -16,8 +17,8 @@ namespace weft::run {
 // the first hop of the one after it are in flight.
 class KeyFeed {
  public:
-  KeyFeed(const Schedule& schedule, Communicator& communicator, Workspace& workspace, const ConstKv& own)
-      : schedule_(schedule), communicator_(communicator), workspace_(workspace), own_(own) {
+  KeyFeed(const StepList& steps, Communicator& communicator, Workspace& workspace, const ConstKv& own)
+      : steps_(steps), communicator_(communicator), workspace_(workspace), own_(own) {
     enter_nodes(0);
     start(0, false);
     enter_nodes(1);
@@ -28,31 +29,28 @@ class KeyFeed {
     start(n, true);  // if its rows have only entered the node so far
     arrivals_[odd(n)].wait();
     // The first hop of step n + 1 had this step's second hop to hide under; without that it has this step's compute.
-    start(n + 1, schedule_.steps[at(n)].move.has_value());
+    start(n + 1, steps_[n].move && steps_[n].move->relay);
     enter_nodes(n + 2);
     return kv_of(n);
   }
 
  private:
   static std::size_t odd(Index n) { return at(n % 2); }
-  bool moves(Index n) const {
-    return n < static_cast<Index>(schedule_.steps.size()) && schedule_.steps[at(n)].move.has_value();
-  }
+  bool moves(Index n) const { return n < steps_.size() && steps_[n].move.has_value(); }
 
   ConstKv kv_of(Index n) const {
-    const Step& step = schedule_.steps[at(n)];
-    return step.move ? constant(buffers_[odd(n)]) : heads_of(own_, step.heads_k);
+    return steps_[n].move ? constant(buffers_[odd(n)]) : heads_of(own_, steps_.heads_k(n));
   }
 
   // The first hop of step n. The relay buffer is free: the second hop of step n - 2 is over.
   void enter_nodes(Index n) {
-    if (!moves(n) || !schedule_.steps[at(n)].move->relay) return;
-    const Step& step = schedule_.steps[at(n)];
-    const Relay& relay = *step.move->relay;
-    relays_[odd(n)] = take_kv(workspace_, n % 2 == 0 ? Slot::relay_0 : Slot::relay_1,
-                              shape_like(own_, relay.rows, step.heads_k.size()));
-    detail::label_step(n);
-    entered_[odd(n)] = communicator_.exchange(messages(relay.sends, heads_of(own_, step.heads_k)),
+    if (!moves(n) || !steps_[n].move->relay) return;
+    const Range heads = steps_.heads_k(n);
+    const Relay& relay = *steps_[n].move->relay;
+    relays_[odd(n)] =
+        take_kv(workspace_, n % 2 == 0 ? Slot::relay_0 : Slot::relay_1, shape_like(own_, relay.rows, heads.size()));
+    detail::label_step(steps_.first() + n);
+    entered_[odd(n)] = communicator_.exchange(messages(relay.sends, heads_of(own_, heads)),
                                               messages(relay.receives, constant(relays_[odd(n)])));
   }
 
@@ -60,25 +58,25 @@ class KeyFeed {
   // it sent on arrived with step n - 1. `relayed`: a second hop too, for which this waits for the first.
   void start(Index n, bool relayed) {
     if (n < next_ || !moves(n)) return;
-    const Step& step = schedule_.steps[at(n)];
-    const Move& move = *step.move;
+    const Range heads = steps_.heads_k(n);
+    const Move& move = *steps_[n].move;
     if (move.relay && !relayed) return;
     next_ = n + 1;
     buffers_[odd(n)] = take_kv(workspace_, n % 2 == 0 ? Slot::keys_0 : Slot::keys_1,
-                               shape_like(own_, step.key_rows, step.heads_k.size()));
-    const ConstKv from = move.kind == Move::Kind::shift ? kv_of(n - 1) : heads_of(own_, step.heads_k);
+                               shape_like(own_, steps_[n].key_rows, heads.size()));
+    const ConstKv from = move.kind == Move::Kind::shift ? kv_of(n - 1) : heads_of(own_, heads);
     std::vector<Message> sends = messages(move.sends, from);
     if (move.relay) {
       entered_[odd(n)].wait();
       for (Message& m : messages(move.relay->passes, constant(relays_[odd(n)]))) sends.push_back(std::move(m));
     }
-    detail::label_step(n);
+    detail::label_step(steps_.first() + n);
     std::vector<Message> receives = messages(move.receives, constant(buffers_[odd(n)]));
     arrivals_[odd(n)] = move.collective ? communicator_.all_gather(std::move(sends), std::move(receives))
                                         : communicator_.exchange(std::move(sends), std::move(receives));
   }
 
-  const Schedule& schedule_;
+  StepList steps_;
   Communicator& communicator_;
   Workspace& workspace_;
   ConstKv own_;

@@ -26,15 +26,28 @@ enum class Slot {
   states,
   step_dq,
   numbers,  // one per head
-  swap_kv,  // tensors once heads have been swapped for sequence
-  swap_key_gradients,
-  swap_q,
-  swap_out,
-  swap_lse,
-  swap_dout,
-  swap_dq,
+  // Tensors once heads have been swapped for sequence: of even head groups, then of odd ones. K and V, and their
+  // gradients, stay for the head groups that share them, and take turns otherwise.
+  swap_kv_0,
+  swap_kv_1,
+  swap_key_gradients_0,
+  swap_key_gradients_1,
+  swap_more_gradients,  // of a head group, to be added to those of the ones before it that share its keys
+  swap_q_0,
+  swap_q_1,
+  swap_out_0,
+  swap_out_1,
+  swap_lse_0,
+  swap_lse_1,
+  swap_dout_0,
+  swap_dout_1,
+  swap_dq_0,
+  swap_dq_1,
   count,
 };
+
+// The slot itself, or the one after it.
+constexpr Slot by_turn(Slot even, Index n) { return static_cast<Slot>(static_cast<Index>(even) + n % 2); }
 
 class Workspace {
   struct Buffer {

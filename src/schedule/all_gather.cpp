@@ -1,25 +1,18 @@
 // Every rank gathers all K and V, at once or a group of heads at a time.
 #include "schedule/description.h"
-#include "text.h"
 
 namespace weft::schedule {
 namespace {
 
 Description describe(const ScheduleOptions& o, const Shape& shape) {
-  if (o.head_groups > shape.heads_k)
-    throw Error(text("head_groups ", o.head_groups, " with ", shape.heads_k, " K/V heads"),
-                text("use from 1 to ", shape.heads_k, " groups"));
+  check_head_groups(o.head_groups, shape.heads_k, "K/V");
   // One rank has all keys. In sequence order, if told, because its rows may lie in another one.
   if (shape.ranks == 1 && o.key_order != KeyOrder::sequence) return {.steps = {{}}};
   const bool sequence =
       o.key_order == KeyOrder::sequence || (o.key_order == KeyOrder::automatic && shape.key_stride == 1);
   Description d{.node = groups_a_node(o.node, shape.ranks)};
-  for (Index part = 0; part < o.head_groups; ++part)
-    d.steps.push_back({.move = Move::Kind::gather,
-                       .distances = {0, shape.ranks},
-                       .sequence_order = sequence,
-                       .head_part = part,
-                       .parts = o.head_groups});
+  d.steps = in_head_groups({{.move = Move::Kind::gather, .distances = {0, shape.ranks}, .sequence_order = sequence}},
+                           o.head_groups);
   return d;
 }
 

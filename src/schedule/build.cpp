@@ -44,6 +44,16 @@ Index kv_head(const Schedule& s, Index q) {
   return s.head_map.empty() ? q / (s.heads_q / s.heads_k) : s.head_map[at(q)];
 }
 
+// All K/V heads from the first to the last that these query heads use.
+Range kv_heads(const Schedule& s, Range q) {
+  Range k;
+  for (Index h = q.begin; h < q.end; ++h) {
+    const Index of = kv_head(s, h);
+    k = h == q.begin ? Range{of, of + 1} : Range{min_of(k.begin, of), max_of(k.end, of + 1)};
+  }
+  return k;
+}
+
 }  // namespace
 
 void add_shifted(Slice s, Index by, std::vector<Slice>& to) {
@@ -79,13 +89,14 @@ class Builder {
   void add_steps() {
     for (Index n = 0; n < static_cast<Index>(d_.steps.size()); ++n) {
       const StepDescription& step = d_.steps[at(n)];
-      if (n > 0 && same_keys(step, d_.steps[at(n - 1)]))
-        s_.steps.push_back(s_.steps.back());
+      if (const Index same = step_of_same_keys(d_, n); same >= 0)
+        s_.steps.push_back(Step(s_.steps[at(same)]));
       else
         add_keys(n, step);
       const StepHeads heads = step_heads(s_, step);
       s_.steps.back().heads_q = heads.q;
       s_.steps.back().heads_k = heads.k;
+      s_.steps.back().head_group = s_.swap ? step.head_part : 0;
     }
   }
 
@@ -97,6 +108,10 @@ class Builder {
       const Layout& k = s_.layouts.k;
       plan = make_plan(s_.problem, queries_, step.sequence_order ? k.sequence_order() : k.rank_order());
       move = d_.node > 1 ? gather_by_node(groups_, d_.node, step.sequence_order) : gather_all(step.sequence_order);
+    } else if (meets_node(step)) {
+      NodeAtDistance met = gather_node(groups_, d_.node, step.distances.begin);
+      plan = make_plan(s_.problem, queries_, groups_.keys(met.first, d_.node));
+      move = std::move(met.move);
     } else if (step.move == Move::Kind::send) {
       move = step.by_node ? send_by_node(groups_, d_.node, step.distances, plan) : send(step.distances, plan);
     } else {
@@ -208,18 +223,22 @@ void require_layouts(const ScheduleOptions& options, const Layouts& layouts) {
                    .stride_k = layouts.k.runs(0).stride()});
 }
 
-void swap_heads(Schedule& s, Index ulysses) {
+void swap_heads(Schedule& s, Index ulysses, Index head_groups) {
   const Index first = s.rank / ulysses * ulysses;
-  Swap swap{.group = {first, first + ulysses}, .heads_q = {}, .heads_k = {}, .head_map = {}};
+  Swap swap{.group = {first, first + ulysses}, .heads_q = {}, .heads_k = {}, .head_map = {}, .head_groups = {}};
+  const auto part_of = [](Range all, Index n, Index count) {
+    return Range{all.begin + all.size() * n / count, all.begin + all.size() * (n + 1) / count};
+  };
   for (Index i = 0; i < ulysses; ++i) {
-    const Range q{s.heads_q * i / ulysses, s.heads_q * (i + 1) / ulysses};
-    Range k;
-    for (Index h = q.begin; h < q.end; ++h) {
-      const Index of = kv_head(s, h);
-      k = h == q.begin ? Range{of, of + 1} : Range{min_of(k.begin, of), max_of(k.end, of + 1)};
+    swap.heads_q.push_back(part_of({0, s.heads_q}, i, ulysses));
+    swap.heads_k.push_back(kv_heads(s, swap.heads_q.back()));
+  }
+  for (Index n = 0; n < head_groups; ++n) {
+    HeadGroup& group = swap.head_groups.emplace_back();
+    for (const Range& of : swap.heads_q) {
+      group.q.push_back(part_of(of, n, head_groups));
+      group.k.push_back(kv_heads(s, group.q.back()));
     }
-    swap.heads_q.push_back(q);
-    swap.heads_k.push_back(k);
   }
   const auto me = at(s.rank - first);
   for (Index h = swap.heads_q[me].begin; h < swap.heads_q[me].end; ++h)
@@ -230,9 +249,16 @@ void swap_heads(Schedule& s, Index ulysses) {
 StepHeads step_heads(const Schedule& s, const StepDescription& step) {
   const Index heads_q = s.step_heads_q(), heads_k = s.step_heads_k();
   if (step.parts == 1) return {{0, heads_q}, {0, heads_k}};
+  if (s.swap) {
+    const auto me = at(s.rank - s.swap->group.begin);
+    const HeadGroup& group = s.swap->head_groups[at(step.head_part)];
+    const auto among = [](Range part, Range all) {
+      return part.size() == 0 ? Range{} : Range{part.begin - all.begin, part.end - all.begin};
+    };
+    return {among(group.q[me], s.swap->heads_q[me]), among(group.k[me], s.swap->heads_k[me])};
+  }
   const Range k{heads_k * step.head_part / step.parts, heads_k * (step.head_part + 1) / step.parts};
-  if (heads_q == 0) return {{}, k};
-  const std::vector<Index>& map = s.swap ? s.swap->head_map : s.head_map;
+  const std::vector<Index>& map = s.head_map;
   if (map.empty()) return {{k.begin * (heads_q / heads_k), k.end * (heads_q / heads_k)}, k};
   Range q{heads_q, 0};
   Index count = 0;
@@ -248,6 +274,23 @@ StepHeads step_heads(const Schedule& s, const StepDescription& step) {
   return {count > 0 ? q : Range{}, k};
 }
 
+std::vector<Index> swapped_bytes(const Schedule& s, Index head_group, SwapBytes bytes, bool home) {
+  const Swap& swap = *s.swap;
+  const HeadGroup& group = swap.head_groups[at(head_group)];
+  std::vector<Index> all;
+  for (Index i = 0; i < swap.group.size(); ++i) {
+    const bool keys = home ? swap.ends_keys(head_group, i) : swap.brings_keys(head_group, i);
+    all.push_back(s.q_rows * group.q[at(i)].size() * bytes.q + (keys ? s.k_rows * group.k[at(i)].size() * bytes.k : 0));
+  }
+  return all;
+}
+
+bool keys_end(const Swap& swap, Index head_group) {
+  for (Index i = 0; i < swap.group.size(); ++i)
+    if (swap.ends_keys(head_group, i)) return true;
+  return false;
+}
+
 void check_shape(const Layouts& layouts, Index heads_q, Index heads_k, const TensorShape& shape) {
   const auto past = [](Index dim) { return dim < 0 || dim > kMaxTokens; };
   // All ranks' rows of queries and keys, forward and backward: fewer than 16 tensors of 8 bytes a number.
@@ -261,6 +304,13 @@ void check_shape(const Layouts& layouts, Index heads_q, Index heads_k, const Ten
 
 }  // namespace schedule
 
+bool Swap::brings_keys(Index n, Index member) const {
+  return n == 0 || head_groups[at(n)].k[at(member)] != head_groups[at(n - 1)].k[at(member)];
+}
+bool Swap::ends_keys(Index n, Index member) const {
+  return n + 1 == static_cast<Index>(head_groups.size()) || brings_keys(n + 1, member);
+}
+
 Index Schedule::step_heads_q() const { return swap ? swap->heads_q[at(rank - swap->group.begin)].size() : heads_q; }
 Index Schedule::step_heads_k() const { return swap ? swap->heads_k[at(rank - swap->group.begin)].size() : heads_k; }
 
@@ -270,7 +320,7 @@ Schedule make_schedule(const Problem& problem, const Layouts& layouts, Index ran
   check_options(options);
   schedule::require_layouts(options, layouts);
   const schedule::Description d = schedule::describe_schedule(options, schedule::shape_of(layouts, heads));
-  if (d.ulysses > 0) schedule::swap_heads(s, d.ulysses);
+  if (d.ulysses > 0) schedule::swap_heads(s, d.ulysses, schedule::swapped_groups(d));
   schedule::Builder(s, d).add_steps();
   return s;
 }

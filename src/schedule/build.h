@@ -17,8 +17,17 @@ Schedule unscheduled(const Problem& problem, const Layouts& layouts, Index rank,
                      const ScheduleOptions& options);
 // Error unless the capability table has the schedule on such layouts.
 void require_layouts(const ScheduleOptions& options, const Layouts& layouts);
-// Groups of so many ranks swap heads for sequence.
-void swap_heads(Schedule& s, Index ulysses);
+// Groups of so many ranks swap heads for sequence, in so many head groups.
+void swap_heads(Schedule& s, Index ulysses, Index head_groups);
+// Bytes of a row and head: what is swapped as queries and as keys.
+struct SwapBytes {
+  Index q = 0, k = 0;
+};
+// Bytes that each member of a group of ranks gets from every other one as a head group is swapped in, or sends to it as
+// it goes `home`.
+std::vector<Index> swapped_bytes(const Schedule& s, Index head_group, SwapBytes bytes, bool home);
+// Whether gradients of keys go home after the head group, those of some rank at least.
+bool keys_end(const Swap& swap, Index head_group);
 
 // Heads of a step, of those that the rank has after the swap.
 struct StepHeads {

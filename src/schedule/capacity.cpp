@@ -41,11 +41,11 @@ CapacitySchedule capacity_schedule(const Capacity& c, const Heads& heads, Schedu
   made.met.resize(made.schedule.plans.size());
   for (std::size_t n = 0; n < d.steps.size(); ++n) {
     const schedule::StepDescription& step = d.steps[n];
-    const Index group = groups.at_distance(step.distances.begin);
-    made.met[at(made.schedule.steps[n].plan)] = {.q = {groups.mine() * size, size, 1},
-                                                 .k = schedule::meets_all(step, groups.count())
-                                                          ? RunList::Members{0, c.ranks, 1}
-                                                          : RunList::Members{group * size, size, 1}};
+    RunList::Members keys{groups.at_distance(step.distances.begin) * size, size, 1};
+    if (schedule::meets_all(step, groups.count())) keys = {0, c.ranks, 1};
+    if (schedule::meets_node(step))
+      keys = {schedule::gather_node(groups, d.node, step.distances.begin).first * size, d.node * size, 1};
+    made.met[at(made.schedule.steps[n].plan)] = {.q = {groups.mine() * size, size, 1}, .k = keys};
   }
   return made;
 }

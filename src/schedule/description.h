@@ -20,17 +20,20 @@ struct StepDescription {
   // gather: all rows, straight from their owners. send: the same, of the rows that are seen. shift: from the step
   // before, if that is a shift too, otherwise from the owners. None: the own keys, which need not move.
   std::optional<Move::Kind> move = {};
-  Range distances = {0, 1};        // groups whose keys are met: so far before the own group, around all groups
-  bool by_node = false;            // distances count nodes: all groups of those are met, but not the own group
-  bool sequence_order = false;     // a gather of all groups: keys by token, not by rank
-  Index head_part = 0, parts = 1;  // which part of the K/V heads
+  Range distances = {0, 1};  // groups whose keys are met: so far before the own group, around all groups
+  // Distances count nodes, all groups of which are met. A send does not meet the own group.
+  bool by_node = false;
+  bool sequence_order = false;  // a gather of all groups: keys by token, not by rank
+  // Which part of the K/V heads. After a swap it is a head group, which is swapped before its steps: all steps have as
+  // many parts, those of a part stand together, and each part meets the same keys in the same order.
+  Index head_part = 0, parts = 1;
 };
 
 struct Description {
   Index ulysses = 0;  // ranks of a group, which swap heads for sequence before the steps; 0: no swap
   std::vector<StepDescription> steps = {};
   // Groups of a node, whose links are fast. If more than 1, keys of other nodes come in two hops (Move::relay): those
-  // of a gather of all groups, or of steps by_node.
+  // of a gather of all groups, or of steps by_node. A gather by_node is of one node.
   Index node = 1;
 };
 
@@ -57,7 +60,13 @@ std::vector<ScheduleOptions> all_candidates(const Shape& shape, std::span<const 
 
 // All groups' keys are met at once, in the same order on every rank.
 inline bool meets_all(const StepDescription& step, Index groups) {
-  return step.move == Move::Kind::gather && step.distances == Range{0, groups};
+  return step.move == Move::Kind::gather && !step.by_node && step.distances == Range{0, groups};
+}
+// All keys of one node: the own, in one hop, or another, in two.
+inline bool meets_node(const StepDescription& step) { return step.move == Move::Kind::gather && step.by_node; }
+// Whether its keys come in two hops.
+inline bool relays(const Description& d, const StepDescription& step) {
+  return d.node > 1 && step.move && !(meets_node(step) && step.distances.begin == 0);
 }
 inline bool is_shift(const Description& d, Index n) {
   return n >= 0 && n < static_cast<Index>(d.steps.size()) && d.steps[at(n)].move == Move::Kind::shift;
@@ -67,6 +76,16 @@ inline bool same_keys(const StepDescription& a, const StepDescription& b) {
   return a.move == b.move && a.distances == b.distances && a.by_node == b.by_node &&
          a.sequence_order == b.sequence_order;
 }
+// The step before step n that meets the same keys, for other heads; -1: none.
+Index step_of_same_keys(const Description& d, Index n);
+// Head groups of the swap; 1 if there is none.
+inline Index swapped_groups(const Description& d) {
+  return d.ulysses > 0 && !d.steps.empty() ? d.steps.front().parts : 1;
+}
+// The steps once for each head group.
+std::vector<StepDescription> in_head_groups(const std::vector<StepDescription>& steps, Index groups);
+// Error if there are more head groups than heads; `which` names those.
+void check_head_groups(Index groups, Index heads, std::string_view which);
 // The candidates, and each of them in nodes of the ranks that the innermost level joins, if there are several nodes.
 std::vector<ScheduleOptions> with_nodes(std::vector<ScheduleOptions> all, const Shape& shape,
                                         std::span<const Index> levels);

@@ -25,7 +25,10 @@ Description describe(const ScheduleOptions& o, const Shape& shape) {
 
 std::vector<ScheduleOptions> candidates(const Shape& shape, std::span<const Index> levels) {
   if (shape.ranks == 1) return {{.stages = 1}};
-  return with_nodes({{.stages = 1}, {}}, shape, levels);
+  std::vector<ScheduleOptions> all = {{.stages = 1}};
+  if (shape.ranks > 2) all.push_back({.stages = 2});
+  if (shape.ranks > 3) all.push_back({});  // the default, 4
+  return with_nodes(std::move(all), shape, levels);
 }
 
 }  // namespace

@@ -28,7 +28,9 @@ class Groups {
   Index at_distance(Index distance) const { return floor_mod(mine_ - distance, count_); }
   Index peer(Index group) const { return group * size_ + s_.rank % size_; }
 
-  RunList keys(Index group) const { return s_.layouts.k.rank_order({group * size_, size_, 1}); }
+  RunList keys(Index first, Index count = 1) const {
+    return s_.layouts.k.rank_order({first * size_, count * size_, 1});
+  }
   RunList queries(Index first, Index count = 1) const {
     return s_.layouts.q.rank_order({first * size_, count * size_, 1});
   }
@@ -68,6 +70,12 @@ void add_touched(const Plan& plan, const std::vector<Range>& touched, Index firs
 // Moves in two hops, where so many groups are a node. Those of send_by_node are of the nodes at these distances; they
 // add slices and rows to the plan.
 Move gather_by_node(const Groups& groups, Index node, bool sequence_order);
+// All rows of the node at this distance, which is met as a whole.
+struct NodeAtDistance {
+  Index first = 0;  // group
+  Move move;
+};
+NodeAtDistance gather_node(const Groups& groups, Index node, Index distance);
 Move send_by_node(const Groups& groups, Index node, Range distances, Plan& plan);
 
 }  // namespace weft::schedule

@@ -20,24 +20,42 @@ Description describe(const ScheduleOptions& o, const Shape& shape) {
   if (shape.ranks % o.ulysses != 0)
     throw Error(text("groups of ulysses = ", o.ulysses, " ranks do not divide ", shape.ranks, " ranks"),
                 "use a Ulysses degree that divides them");
+  check_head_groups(o.head_groups, shape.heads_k, "K/V");
   Shape groups = shape;
   groups.ranks /= o.ulysses;
   ScheduleOptions outer = o;
   outer.node = groups_in(o);
+  // A group of one rank swaps nothing, so that only a gather has groups of heads.
+  if (o.ulysses == 1) return definition(o.outer).describe(outer, groups);
+  outer.head_groups = 1;
   Description d = definition(o.outer).describe(outer, groups);
-  d.ulysses = o.ulysses > 1 ? o.ulysses : 0;
+  d.ulysses = o.ulysses;
+  d.steps = in_head_groups(d.steps, o.head_groups);
   return d;
 }
 
-// Swaps are cheap where links are fast: groups as large as each level of links, and small ones.
+// Swaps are cheap where links are fast: groups as large as each level of links, and small ones. With head groups as far
+// as each of them has K/V heads of its own, which then cross once.
 std::vector<ScheduleOptions> candidates(const Shape& shape, std::span<const Index> levels) {
+  constexpr Index kHeadGroups = 4;
   std::set<Index> degrees = {2, 4, 8};
   degrees.insert(levels.begin(), levels.end());
   std::vector<ScheduleOptions> all;
   for (const Index degree : degrees) {
     if (degree < 2 || degree >= shape.ranks || shape.ranks % degree != 0 || degree > shape.heads_q) continue;
-    for (const ScheduleKind outer : {ScheduleKind::ring, ScheduleKind::all_gather})
-      all.push_back({.ulysses = degree, .outer = outer});
+    std::vector<ScheduleOptions> flat = {{.ulysses = degree, .outer = ScheduleKind::ring},
+                                         {.ulysses = degree, .outer = ScheduleKind::all_gather}};
+    // A node holds several groups: what they want enters it once.
+    if (levels.size() > 1 && levels.front() % degree == 0 && levels.front() > degree)
+      flat = with_nodes(std::move(flat), shape, levels);
+    if (shape.ranks / degree > 2) flat.push_back({.ulysses = degree, .ranks_per_step = 1});
+    const Index groups = min_of(kHeadGroups, shape.heads_k / degree);
+    for (const ScheduleOptions& each : flat) {
+      all.push_back(each);
+      if (groups < 2) continue;
+      all.push_back(each);
+      all.back().head_groups = groups;
+    }
   }
   return all;
 }
@@ -48,7 +66,7 @@ Definition hybrid() {
   return {.name = "hybrid",
           .help = "all_to_all in groups of ranks, ring or all_gather between the groups",
           .other_names = {"a2a+p2p", "usp"},
-          .options = {"ulysses", "outer"},
+          .options = {"ulysses", "outer", "head_groups"},
           .describe = describe,
           .candidates = candidates,
           .composed = true,

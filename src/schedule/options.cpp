@@ -19,13 +19,15 @@ constexpr ScheduleOption kOptions[] = {
      .help = "order of gathered keys; auto is sequence where the layout's stride is 1",
      .order = &ScheduleOptions::key_order},
     {.name = "head_groups",
-     .help = "K/V heads are gathered in so many groups, each while the one before is attended",
+     .help = "heads are gathered or swapped in so many groups, each while the one before is attended",
      .whole = &ScheduleOptions::head_groups},
     {.name = "stages",
      .help = "rows of other ranks come in so many steps, each while the one before is attended",
      .whole = &ScheduleOptions::stages},
     {.name = "ranks_per_step",
-     .help = "a step brings the keys of so many ranks (hybrid: groups); more are fewer steps and larger buffers",
+     .help =
+         "a step brings the keys of so many ranks (hybrid: groups), with node those of one node; more are fewer steps "
+         "and larger buffers",
      .whole = &ScheduleOptions::ranks_per_step},
     {.name = "node",
      .help = "so many consecutive ranks share fast links: a row enters such a node once and is passed on inside it",

@@ -31,10 +31,18 @@ const Definition& definition(ScheduleKind kind) {
 Description describe_schedule(const ScheduleOptions& options, const Shape& shape) {
   check_options(options);
   Description d = definition(options.kind).describe(options, shape);
-  for (const StepDescription& step : d.steps)
-    if (d.ulysses > 0 && step.move == Move::Kind::send)
+  const auto size = static_cast<Index>(d.steps.size()), groups = swapped_groups(d);
+  for (Index n = 0; n < size && d.ulysses > 0; ++n) {
+    const StepDescription& step = d.steps[at(n)];
+    if (step.move == Move::Kind::send)
       throw Error(text(name(options.kind), " sends the rows that are seen after a swap of heads"),
                   "describe it with Move::Kind::gather");
+    const Index each = size / groups;  // steps of a head group
+    if (step.parts != groups || size % groups != 0 || step.head_part != n / each ||
+        !same_keys(step, d.steps[at(n % each)]))
+      throw Error(text(name(options.kind), " has other steps for head group ", step.head_part, " than for the first"),
+                  "describe it with in_head_groups");
+  }
   return d;
 }
 
@@ -64,6 +72,32 @@ std::vector<ScheduleOptions> with_nodes(std::vector<ScheduleOptions> all, const 
     all.back().node = node;
   }
   return all;
+}
+
+Index step_of_same_keys(const Description& d, Index n) {
+  const auto same = [&](Index before) {
+    return before >= 0 && same_keys(d.steps[at(n)], d.steps[at(before)]) ? before : -1;
+  };
+  if (const Index last = same(n - 1); last >= 0) return last;
+  const Index each = static_cast<Index>(d.steps.size()) / d.steps[at(n)].parts;  // steps of a head group
+  return d.steps[at(n)].head_part > 0 ? same(n - each) : -1;
+}
+
+std::vector<StepDescription> in_head_groups(const std::vector<StepDescription>& steps, Index groups) {
+  std::vector<StepDescription> all;
+  for (Index part = 0; part < groups; ++part)
+    for (StepDescription step : steps) {
+      step.head_part = part;
+      step.parts = groups;
+      all.push_back(step);
+    }
+  return all;
+}
+
+void check_head_groups(Index groups, Index heads, std::string_view which) {
+  if (groups > heads)
+    throw Error(text("head_groups ", groups, " with ", heads, " ", which, " heads"),
+                text("use from 1 to ", heads, " groups"));
 }
 
 Index groups_a_node(Index node, Index groups) {

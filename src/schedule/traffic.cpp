@@ -32,33 +32,29 @@ class Counter {
       back ? received(p.peer, rows_in(p.rows) * row_bytes) : sent(p.peer, rows_in(p.rows) * row_bytes);
   }
 
-  // Each member's heads of the own rows one way, the own heads of each member's rows the other way. q and k: bytes of a
-  // row and head of all tensors that are swapped as queries and as keys.
-  void swap(Index q, Index k, bool home) {
-    const Swap& swap = *s_.swap;
-    const auto me = at(s_.rank - swap.group.begin);
-    for (std::size_t i = 0; i < swap.heads_q.size(); ++i) {
-      const auto bytes = [&](std::size_t member) {
-        return s_.q_rows * swap.heads_q[member].size() * q + s_.k_rows * swap.heads_k[member].size() * k;
-      };
-      const Index theirs = bytes(i), mine = bytes(me);
-      const Index peer = swap.group.begin + static_cast<Index>(i);
-      sent(peer, home ? mine : theirs);
-      received(peer, home ? theirs : mine);
+  // Each member's heads of the own rows one way, the own heads of each member's rows the other way.
+  void swap(Index head_group, schedule::SwapBytes each, bool home) {
+    const std::vector<Index> bytes = schedule::swapped_bytes(s_, head_group, each, home);
+    const Index first = s_.swap->group.begin, mine = bytes[at(s_.rank - first)];
+    for (std::size_t i = 0; i < bytes.size(); ++i) {
+      const Index peer = first + static_cast<Index>(i);
+      sent(peer, home ? mine : bytes[i]);
+      received(peer, home ? bytes[i] : mine);
     }
   }
 
-  void swaps(Pass pass) {
+  void swaps(Pass pass, Index head_group) {
     const auto size = [&](std::optional<DType> dtype) { return size_of(dtype.value_or(shape_.dtype)); };
     const Index kv = (shape_.dim_qk + shape_.dim_v) * size({}), q = shape_.dim_qk * size({});
     const Index out = shape_.dim_v * size(shape_.out), lse = shape_.lse ? size_of(*shape_.lse) : 0;
     if (pass == Pass::forward) {
-      swap(q, kv, false);
-      swap(out + lse, 0, true);
+      swap(head_group, {q, kv}, false);
+      swap(head_group, {out + lse, 0}, true);
     } else {
-      swap(q + shape_.dim_v * size(shape_.dout) + out + lse, kv, false);
-      swap(shape_.dim_qk * size(shape_.dq), 0, true);
-      swap(0, (shape_.dim_qk + shape_.dim_v) * size_of(sum_type(shape_.dtype)), true);
+      swap(head_group, {q + shape_.dim_v * size(shape_.dout) + out + lse, kv}, false);
+      swap(head_group, {shape_.dim_qk * size(shape_.dq), 0}, true);
+      if (schedule::keys_end(*s_.swap, head_group))
+        swap(head_group, {0, (shape_.dim_qk + shape_.dim_v) * size_of(sum_type(shape_.dtype))}, true);
     }
   }
 
@@ -83,9 +79,12 @@ Traffic traffic(const Schedule& s, const TensorShape& shape, Pass pass, Index no
   Counter count(s, shape, node > 0 ? node : uses(s.options, "node") ? s.options.node : 1);
   const Index dims = shape.dim_qk + shape.dim_v;
   bool shifted = false;  // gradients of what came in the step before travel on
-  if (s.swap) count.swaps(pass);
+  for (Index n = 0; s.swap && n < static_cast<Index>(s.swap->head_groups.size()); ++n) count.swaps(pass, n);
   for (const Step& step : s.steps) {
-    if (!step.move) continue;
+    if (!step.move) {
+      shifted = false;
+      continue;
+    }
     const Move& move = *step.move;
     const Index width = step.heads_k.size() * dims, sums = width * size_of(sum_type(shape.dtype));
     count.move(move.sends, move.receives, width * size_of(shape.dtype));

@@ -64,6 +64,22 @@ Move gather_by_node(const Groups& groups, Index node, bool sequence_order) {
   return move;
 }
 
+NodeAtDistance gather_node(const Groups& groups, Index node, Index distance) {
+  const Nodes nodes(groups, node);
+  const Index from = nodes.at_distance(distance), to = nodes.at_distance(-distance), rows = groups.rows();
+  Move move{.kind = Move::Kind::gather, .sends = {}, .receives = {}};
+  Relay relay{.sends = {}, .receives = {}, .rows = rows, .passes = {}};
+  relay.sends.push_back({groups.peer(nodes.group(to, nodes.place())), {{0, rows}}});
+  relay.receives.push_back({groups.peer(nodes.group(from, nodes.place())), {{0, rows}}});
+  for (Index place = 0; place < node; ++place) {
+    const Index mate = groups.peer(nodes.group(nodes.mine(), place));
+    (distance == 0 ? move.sends : relay.passes).push_back({mate, {{0, rows}}});
+    move.receives.push_back({mate, {{place * rows, (place + 1) * rows}}});
+  }
+  if (distance > 0) move.relay = std::move(relay);
+  return {nodes.group(from, 0), std::move(move)};
+}
+
 Move send_by_node(const Groups& groups, Index node, Range distances, Plan& plan) {
   const Nodes nodes(groups, node);
   const Index me = groups.mine(), first = nodes.group(nodes.mine(), 0);

@@ -19,6 +19,9 @@ std::vector<ScheduleOptions> ways(const Case& c) {
     all.push_back({.kind = kind, .ulysses = std::gcd(c.ranks, Index{2})});
   all.push_back({.key_order = KeyOrder::rank, .head_groups = min_of(c.heads_k, 2)});
   all.push_back({.kind = ScheduleKind::hybrid, .ulysses = c.ranks, .outer = ScheduleKind::all_gather});
+  all.push_back({.kind = ScheduleKind::all_to_all, .head_groups = min_of(c.heads_q, 3)});
+  all.push_back(
+      {.kind = ScheduleKind::hybrid, .head_groups = min_of(c.heads_k, 2), .ulysses = std::gcd(c.ranks, Index{2})});
   return all;
 }
 

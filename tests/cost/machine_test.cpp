@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include "check/cases/random_case.h"
 #include "cost/tiles.h"
 #include "refusal.h"
 #include "weft/cost.h"
@@ -112,6 +113,45 @@ TEST(Tiles, CountedAsKernelsWalkThem) {
   const Slice causal{0, 10, 0, 10, -kUnlimited, 0};
   EXPECT_EQ(tile_work({&causal, 1}, 2, 1, rate).covered, 2 * 2 * 8 * (1 + 1 + 1 + 1 + 2));
   EXPECT_EQ(tile_work({}, 2, 1, rate).pairs, 0);
+}
+
+// Rectangles, which are counted at once, among slices that a band cuts: pair by pair the same.
+TEST(Tiles, EveryTileOfManySlices) {
+  check::RandomChoices c(3);
+  for (int round = 0; round < 300; ++round) {
+    const KernelRate rate{.flops = 1, .tile_q = c.pick(1, 9), .tile_k = c.pick(1, 5)};
+    const Index group = c.pick(1, 3), tokens = max_of(1, rate.tile_q / group);
+    std::vector<Slice> slices;
+    std::map<Index, double> by_tile;
+    double covered = 0, pairs = 0;
+    for (Index n = c.pick(1, 5); n > 0; --n) {
+      Slice s{c.pick(0, 20), 0, c.pick(0, 20), 0};
+      s.q_end = s.q_begin + c.pick(1, 20);
+      s.k_end = s.k_begin + c.pick(1, 20);
+      if (c.one_in(2)) s.hi = c.pick(-5, 10);
+      if (c.one_in(3)) s.lo = c.pick(-30, 0);
+      s = trimmed(s, true);
+      if (s.q_begin >= s.q_end) continue;
+      slices.push_back(s);
+      std::map<std::pair<Index, Index>, bool> met;  // tiles of rows and of keys
+      for (Index q = s.q_begin; q < s.q_end; ++q)
+        for (Index k = s.k_begin; k < s.k_end; ++k) {
+          if (k - q < s.lo || k - q > s.hi) continue;
+          ++pairs;
+          met[{q / tokens, (k - s.k_begin) / rate.tile_k}] = true;
+        }
+      for (const auto& [tile, yes] : met) {
+        by_tile[tile.first] += static_cast<double>(tokens * rate.tile_k);
+        covered += static_cast<double>(tokens * rate.tile_k);
+      }
+    }
+    double longest = 0;
+    for (const auto& [tile, sum] : by_tile) longest = std::max(longest, sum);
+    const TileWork got = tile_work(slices, group, 1, rate);
+    ASSERT_EQ(got.pairs, pairs * static_cast<double>(group)) << round;
+    ASSERT_EQ(got.covered, covered * static_cast<double>(group)) << round;
+    ASSERT_EQ(got.longest, longest * static_cast<double>(group)) << round;
+  }
 }
 
 TEST(Tiles, RoughCountsAreNear) {

@@ -47,21 +47,25 @@ std::vector<ScheduleOptions> schedules(check::Choices& c, const check::Case& p) 
                                       {.kind = ScheduleKind::all_gather, .key_order = KeyOrder::rank},
                                       {.kind = ScheduleKind::ring, .ranks_per_step = ranks_per_step},
                                       {.kind = ScheduleKind::all_to_all},
+                                      {.kind = ScheduleKind::all_to_all, .head_groups = c.pick(1, p.heads_q)},
                                       {.kind = ScheduleKind::exact, .stages = c.pick(1, 5)}};
   for (Index ulysses = 1; ulysses <= p.ranks; ++ulysses) {
     if (p.ranks % ulysses != 0) continue;
-    all.push_back({.kind = ScheduleKind::hybrid,
-                   .ulysses = ulysses,
-                   .outer = ScheduleKind::ring,
-                   .ranks_per_step = ranks_per_step});
+    for (const Index each : {Index{1}, p.heads_k})
+      all.push_back({.kind = ScheduleKind::hybrid,
+                     .head_groups = each,
+                     .ulysses = ulysses,
+                     .outer = ScheduleKind::ring,
+                     .ranks_per_step = ranks_per_step});
     all.push_back(
         {.kind = ScheduleKind::hybrid, .head_groups = groups, .ulysses = ulysses, .outer = ScheduleKind::all_gather});
     const Index node = ulysses;  // any divisor of the ranks
     if (node == 1) continue;
     all.push_back({.kind = ScheduleKind::all_gather, .head_groups = groups, .node = node});
     all.push_back({.kind = ScheduleKind::exact, .stages = c.pick(1, 5), .node = node});
-    if (node == 4)
-      all.push_back({.kind = ScheduleKind::hybrid, .ulysses = 2, .outer = ScheduleKind::all_gather, .node = node});
+    all.push_back({.kind = ScheduleKind::ring, .node = node});
+    for (const ScheduleKind outer : {ScheduleKind::ring, ScheduleKind::all_gather})
+      if (node == 4) all.push_back({.kind = ScheduleKind::hybrid, .ulysses = 2, .outer = outer, .node = node});
   }
   return all;
 }
@@ -339,6 +343,7 @@ TEST(Simulate, SpansAreTheirMessages) {
       o.pairs.assign(at(ranks), 1);
       o.patterns = {patterns[n]};
       o.steps.resize(3);
+      o.set_head_groups(1);
       for (std::size_t step = 0; step < 3; ++step) {
         o.steps[step].kv = 0;
         for (Index r = 0; r < ranks; ++r)
@@ -366,6 +371,34 @@ TEST(Simulate, SpansAreTheirMessages) {
       ASSERT_EQ(t[0].ranks[r].bytes_out, t[1].ranks[r].bytes_out) << round;
       ASSERT_EQ(patterns[0].loads[r].copied, patterns[1].loads[r].copied) << round;
       ASSERT_EQ(patterns[0].loads[r].messages, patterns[1].loads[r].messages) << round;
+    }
+  }
+}
+
+// On links whose exchanges take `ratio` times as long as the compute: the part of them that costs no time.
+double hidden(const Problem& problem, Index heads_k, Index head_groups, Pass pass, double ratio) {
+  Machine m = machine();
+  m.levels = {{.name = "all"}};
+  m.row_bandwidth = m.row_seconds = 0;
+  for (KernelRate& rate : m.kernels) rate.flops = 1e12;
+  const Layouts layouts = make_layouts(LayoutKind::zigzag, problem, 8);
+  const TensorShape shape{.dtype = DType::bf16, .dim_qk = 128, .dim_v = 128};
+  const ScheduleOptions options{.kind = ScheduleKind::all_to_all, .head_groups = head_groups};
+  const Job job{problem, layouts, 64, heads_k, options, shape};
+  const Timeline free = simulate(job, m, pass);
+  m.levels[0].bandwidth = static_cast<double>(free.bytes_in()) / (ratio * free.seconds);
+  return 1 - (simulate(job, m, pass).seconds - free.seconds) / (ratio * free.seconds);
+}
+
+TEST(Simulate, HeadGroupsHideSwaps) {
+  const Problem problem(Stream::from_lengths(std::vector<Index>{8192, 24576}), {.causal = true});
+  for (const Index heads_k : {64, 8}) {
+    for (const Pass pass : kPasses) {
+      for (const double ratio : {0.5, 1.0}) {
+        SCOPED_TRACE(testing::Message() << "64:" << heads_k << ", ratio " << ratio);
+        EXPECT_LT(hidden(problem, heads_k, 1, pass, ratio), 0.1);
+        EXPECT_GE(hidden(problem, heads_k, 8, pass, ratio), 0.7);
+      }
     }
   }
 }

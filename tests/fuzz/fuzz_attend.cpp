@@ -29,10 +29,8 @@ constexpr Index kMostRanks = 4;
 
 weft::ScheduleOptions options_of(ByteChoices& bytes, const Case& c) {
   weft::ScheduleOptions o{.kind = weft::schedule_kinds()[at(bytes.pick(0, 4))]};
-  if (weft::uses(o.kind, "key_order")) {
-    o.key_order = static_cast<weft::KeyOrder>(bytes.pick(0, 2));
-    o.head_groups = bytes.pick(1, c.heads_k);
-  }
+  if (weft::uses(o.kind, "key_order")) o.key_order = static_cast<weft::KeyOrder>(bytes.pick(0, 2));
+  if (weft::uses(o.kind, "head_groups")) o.head_groups = bytes.pick(1, c.heads_k);
   if (o.kind == weft::ScheduleKind::hybrid) {
     o.ulysses = c.ranks > 1 && bytes.one_in(2) ? c.ranks : 1;
     o.outer = bytes.one_in(2) ? weft::ScheduleKind::all_gather : weft::ScheduleKind::ring;

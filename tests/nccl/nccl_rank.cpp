@@ -89,6 +89,7 @@ int run(Index rank, const std::string& path, const std::string& kernel) {
   for (const ScheduleOptions& options :
        {ScheduleOptions{.kind = ScheduleKind::ring},
         {.kind = ScheduleKind::all_gather, .key_order = KeyOrder::rank, .head_groups = 2},
+        {.kind = ScheduleKind::all_to_all, .head_groups = 2},
         {.kind = ScheduleKind::exact}}) {
     for (const bool checked : {false, true}) {
       RanksResult got = empty_result(p, 2);

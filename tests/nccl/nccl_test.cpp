@@ -195,6 +195,30 @@ TEST_P(NcclRanks, AllGatherHasTheBitsOfOneRank) {
   });
 }
 
+// Swaps of heads in groups of heads: the forward of one group, and bytes and messages as traffic() says.
+TEST_P(NcclRanks, HeadGroupsOfASwapHaveTheBitsOfOne) {
+  run(GetParam(), [](Communicator& c, OnGpu&) {
+    const RanksProblem p = documents(c.ranks());
+    RanksInput in(p);
+    const Layouts layouts = make_layouts(LayoutKind::zigzag, p.problem, c.ranks());
+    const TensorShape shape{.dtype = p.dtype, .dim_qk = p.dim_qk, .dim_v = p.dim_v, .max_logit = true, .dsink = true};
+    for (const ScheduleOptions& options : {ScheduleOptions{.kind = ScheduleKind::all_to_all, .head_groups = 4},
+                                           {.kind = ScheduleKind::hybrid, .head_groups = 2}}) {
+      ScheduleOptions at_once = options;
+      at_once.head_groups = 1;
+      const RanksResult whole = attend(c, p, in, layouts, at_once, {.deterministic = true});
+      const RanksResult got = attend(c, p, in, layouts, options, {.deterministic = true});
+      EXPECT_TRUE(same_rows(layouts.q, c.rank(), got.out, whole.out)) << words(options);
+      EXPECT_TRUE(same_rows(layouts.q, c.rank(), got.lse, whole.lse)) << words(options);
+      EXPECT_TRUE(same_rows(layouts.q, c.rank(), got.dq, whole.dq)) << words(options);
+      EXPECT_TRUE(same_rows(layouts.k, c.rank(), got.dk, whole.dk)) << words(options);
+      const Schedule schedule = make_schedule(p.problem, layouts, c.rank(), {p.heads_q, p.heads_k}, options);
+      EXPECT_EQ(got.forward[at(c.rank())], traffic(schedule, shape, Pass::forward)) << words(options);
+      EXPECT_EQ(got.backward[at(c.rank())], traffic(schedule, shape, Pass::backward)) << words(options);
+    }
+  });
+}
+
 TEST_P(NcclRanks, DeterministicGradientsAreTheSameInFiveRuns) {
   run(GetParam(),
       [](Communicator& c, OnGpu&) {

@@ -21,14 +21,6 @@ Stream documents(std::vector<Index> lengths, Index multiple = 1) {
   return Stream::from_lengths(lengths).padded_to(multiple);
 }
 
-double worst_error(const RanksResult& r, const Exact& want, bool sink) {
-  std::vector<double> all = errors_of(r, want);
-  all.push_back(relative_error(r.lse, want.lse));
-  all.push_back(relative_error(r.max_logit, want.max_logit));
-  if (sink) all.push_back(relative_error(r.dsink, want.dsink));
-  return *std::max_element(all.begin(), all.end());
-}
-
 std::vector<ScheduleOptions> all_schedules(Index heads_k, bool sequence_order, Index ranks) {
   std::vector<ScheduleOptions> all = {{.kind = ScheduleKind::ring},
                                       {.kind = ScheduleKind::ring, .ranks_per_step = 1},
@@ -49,11 +41,16 @@ std::vector<ScheduleOptions> all_schedules(Index heads_k, bool sequence_order, I
     for (const Index stages : {1, 2, 4}) all.push_back({.kind = ScheduleKind::exact, .stages = stages, .node = node});
     all.push_back({.kind = ScheduleKind::all_gather, .key_order = KeyOrder::rank, .node = node});
     if (heads_k > 1) all.push_back({.kind = ScheduleKind::all_gather, .head_groups = 2, .node = node});
-    if (node == 4)
-      all.push_back({.kind = ScheduleKind::hybrid, .ulysses = 2, .outer = ScheduleKind::all_gather, .node = node});
+    all.push_back({.kind = ScheduleKind::ring, .node = node});
+    for (const ScheduleKind across : {ScheduleKind::ring, ScheduleKind::all_gather})
+      if (node == 4) all.push_back({.kind = ScheduleKind::hybrid, .ulysses = 2, .outer = across, .node = node});
   }
   if (sequence_order) all.push_back({.kind = ScheduleKind::all_gather, .key_order = KeyOrder::sequence});
-  if (heads_k > 1) all.push_back({.kind = ScheduleKind::all_gather, .head_groups = 2});
+  if (heads_k > 1) {
+    all.push_back({.kind = ScheduleKind::all_gather, .head_groups = 2});
+    all.push_back({.kind = ScheduleKind::all_to_all, .head_groups = 2});
+    if (ranks % 2 == 0) all.push_back({.kind = ScheduleKind::hybrid, .head_groups = 2});
+  }
   return all;
 }
 
@@ -279,6 +276,11 @@ TEST(Executor, RefusesWithTheValuesAndTheWayOut) {
   const Layouts striped = make_layouts(LayoutKind::striped, problem, 2);
   expect_refusal([&] { make_schedule(problem, layouts, 0, {3, 2}); }, {"3 query heads over 2"});
   expect_refusal([&] { make_schedule(problem, layouts, 0, {2, 2}, {.head_groups = 3}); }, {"head_groups 3"});
+  expect_refusal(
+      [&] { make_schedule(problem, layouts, 0, {4, 2}, {.kind = ScheduleKind::all_to_all, .head_groups = 5}); },
+      {"head_groups 5 with 4 query heads", "from 1 to 4"});
+  expect_refusal([&] { make_schedule(problem, layouts, 0, {4, 2}, {.kind = ScheduleKind::hybrid, .head_groups = 3}); },
+                 {"head_groups 3 with 2 K/V heads", "from 1 to 2"});
   expect_refusal([&] { make_schedule(problem, striped, 0, {1, 1}, {.key_order = KeyOrder::sequence}); },
                  {"KeyOrder::rank"});
   expect_refusal([&] { make_schedule(other, layouts, 0, {1, 1}); }, {"same packing"});

@@ -50,8 +50,11 @@ TEST(Capacity, MovesAndPlansAreThoseOfKnownDocuments) {
       {.kind = ScheduleKind::all_gather, .head_groups = 2},
       {.kind = ScheduleKind::all_gather, .node = 2},
       {.kind = ScheduleKind::ring},
+      {.kind = ScheduleKind::ring, .node = 2},
       {.kind = ScheduleKind::all_to_all},
+      {.kind = ScheduleKind::all_to_all, .head_groups = 2},
       {.kind = ScheduleKind::hybrid, .ulysses = 2},
+      {.kind = ScheduleKind::hybrid, .head_groups = 2, .ulysses = 2},
       {.kind = ScheduleKind::hybrid, .ulysses = 2, .outer = ScheduleKind::all_gather}};
   unsigned seed = 0;
   for (const ScheduleOptions& options : schedules) {

@@ -53,6 +53,48 @@ TEST(Schedule, OneRankMovesNothing) {
   }
 }
 
+// Every query head is attended by one rank of a group, in one head group, with its own K/V head; what a step is about
+// are the heads of its group.
+TEST(Schedule, HeadGroupsHoldEveryHeadOnce) {
+  const Problem problem(Stream::from_lengths(std::vector<Index>{40, 24}), {.causal = true});
+  const Layouts layouts = make_layouts(LayoutKind::zigzag, problem, 4);
+  const std::vector<Index> map = {2, 0, 2, 1, 2, 0, 1};
+  for (const auto& [q, k] : {std::pair<Index, Index>{8, 8}, {8, 2}, {12, 3}, {3, 3}, {7, 3}}) {
+    const Heads heads{q, k, q == 7 ? std::span<const Index>(map) : std::span<const Index>()};
+    for (const ScheduleOptions& options :
+         {ScheduleOptions{.kind = ScheduleKind::all_to_all, .head_groups = 3},
+          {.kind = ScheduleKind::hybrid, .head_groups = 2, .ulysses = 2},
+          {.kind = ScheduleKind::hybrid, .head_groups = 2, .ulysses = 2, .outer = ScheduleKind::all_gather}}) {
+      SCOPED_TRACE(testing::Message() << q << ":" << k << " " << words(options));
+      std::vector<Index> times(at(q), 0);
+      for (Index rank = 0; rank < 4; ++rank) {
+        const Schedule s = make_schedule(problem, layouts, rank, heads, options);
+        ASSERT_EQ(static_cast<Index>(s.swap->head_groups.size()), options.head_groups);
+        const auto me = at(rank - s.swap->group.begin);
+        Index last = -1;
+        for (const Step& step : s.steps) {
+          const HeadGroup& group = s.swap->head_groups[at(step.head_group)];
+          EXPECT_EQ(step.heads_q.size(), group.q[me].size());
+          EXPECT_EQ(step.heads_k.size(), group.k[me].size());
+          if (group.q[me].size() > 0) {
+            EXPECT_EQ(step.heads_q.begin + s.swap->heads_q[me].begin, group.q[me].begin);
+            EXPECT_EQ(step.heads_k.begin + s.swap->heads_k[me].begin, group.k[me].begin);
+          }
+          ASSERT_GE(step.head_group, last);
+          const bool first = step.head_group > last;
+          last = step.head_group;
+          for (Index h = group.q[me].begin; h < group.q[me].end && first; ++h) {
+            ++times[at(h)];
+            const Index uses = heads.map.empty() ? h / (q / k) : map[at(h)];
+            EXPECT_TRUE(group.k[me].begin <= uses && uses < group.k[me].end) << "head " << h;
+          }
+        }
+      }
+      for (const Index n : times) EXPECT_EQ(n, 4 / make_schedule(problem, layouts, 0, heads, options).ulysses());
+    }
+  }
+}
+
 // Whatever the kind, and in every place that takes options.
 TEST(Schedule, RefusesAbsurdOptions) {
   const Problem problem(Stream::from_lengths(std::vector<Index>{64}), {.causal = true});

@@ -90,11 +90,28 @@ TEST(TwoHops, AllGatherMovesAFourthBetweenNodes) {
   }
 }
 
+// A ring over nodes moves what a gather moves, node by node.
+TEST(TwoHops, RingOverNodes) {
+  for (const Question& question : questions()) {
+    for (const Pass pass : {Pass::forward, Pass::backward}) {
+      const auto all = question.schedules({.kind = ScheduleKind::ring, .node = 2});
+      ASSERT_EQ(all.front().steps.size(), 4U);
+      const Traffic gathered = sum(question.schedules({.key_order = KeyOrder::rank, .node = 2}), pass);
+      const Traffic got = sum(all, pass);
+      EXPECT_EQ(got.bytes_received, gathered.bytes_received);
+      EXPECT_EQ(got.bytes_sent_between, gathered.bytes_sent_between);
+      EXPECT_EQ(got.bytes_received_between, gathered.bytes_received_between);
+    }
+  }
+}
+
 // Message by message: no row comes into a node twice, and a schedule that lets one do so is noticed.
 TEST(TwoHops, NoRowCrossesTwice) {
   for (const Question& question : questions()) {
     for (const ScheduleOptions& options : {ScheduleOptions{.kind = ScheduleKind::exact, .node = kNode},
                                            ScheduleOptions{.kind = ScheduleKind::exact, .stages = 1, .node = 2},
+                                           ScheduleOptions{.kind = ScheduleKind::ring, .node = kNode},
+                                           ScheduleOptions{.kind = ScheduleKind::ring, .node = 2},
                                            ScheduleOptions{.key_order = KeyOrder::rank, .node = kNode}}) {
       const auto entered = [&](const std::vector<Schedule>& all) {
         check::Moves moves(all);
@@ -127,7 +144,7 @@ TEST(TwoHops, CountsLevelsOfAnySchedule) {
 
 TEST(TwoHops, Refusals) {
   const Question question = questions().front();
-  for (const ScheduleKind kind : {ScheduleKind::all_gather, ScheduleKind::exact})
+  for (const ScheduleKind kind : {ScheduleKind::all_gather, ScheduleKind::ring, ScheduleKind::exact})
     for (const Index node : {3, 16})
       expect_refusal([&] { question.schedules({.kind = kind, .node = node}); },
                      {"nodes of " + std::to_string(node), "8 ranks", "divides"});
@@ -137,8 +154,7 @@ TEST(TwoHops, Refusals) {
       },
       {"ulysses = 4", "nodes of 3"});
   // A schedule ignores an option that it does not have.
-  EXPECT_NO_THROW(question.schedules({.kind = ScheduleKind::ring, .node = 3}));
-  EXPECT_NO_THROW(question.schedules({.kind = ScheduleKind::hybrid, .ulysses = 4, .node = 3}));
+  EXPECT_NO_THROW(question.schedules({.kind = ScheduleKind::all_to_all, .node = 3}));
 }
 
 // With one node there is one hop, and nothing crosses.

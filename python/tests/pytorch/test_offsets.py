@@ -86,7 +86,8 @@ def test_opcheck():
 
 SCHEDULES = {"all_gather": "all_gather", "by head groups": weft.Schedule("all_gather", head_groups=2), "ring": "ring",
              "all_to_all": "ulysses", "hybrid": weft.Schedule("hybrid", ulysses=2),
-             "hybrid, gathers": weft.Schedule("hybrid", ulysses=2, outer="all_gather")}
+             "hybrid, gathers": weft.Schedule("hybrid", ulysses=2, outer="all_gather"),
+             "swaps by head groups": weft.Schedule("all_to_all", head_groups=2)}
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)

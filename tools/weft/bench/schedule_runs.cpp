@@ -13,14 +13,17 @@ using Clock = std::chrono::steady_clock;
 
 double seconds(Clock::duration d) { return std::chrono::duration<double>(d).count(); }
 
-// Bytes that the rank receives for the first step that moves any. A swap of heads counts both ways: compute overlaps
-// neither.
+// Bytes that the rank receives for the first step that moves any. The swap of the first head group counts both ways:
+// compute overlaps neither its way in nor the last one's way back.
 Index first_bytes(const Schedule& s, const TensorShape& shape) {
   const auto moves = [](const Step& step) { return step.move.has_value(); };
   const auto first = std::find_if(s.steps.begin(), s.steps.end(), moves);
   Schedule only = s;
   only.steps.clear();
-  if (!s.swap && first != s.steps.end()) only.steps.push_back(*first);
+  if (s.swap)
+    only.swap->head_groups.resize(1);
+  else if (first != s.steps.end())
+    only.steps.push_back(*first);
   return traffic(only, shape, Pass::forward).bytes_received;
 }
 

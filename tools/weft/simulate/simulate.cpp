@@ -131,16 +131,21 @@ class Sweep {
     flags.exclude("model", {"heads", "dim", "mask", "align", "window", "chunk", "slices", "docs-k", "cu-seqlens-k"},
                   "a model brings its heads, widths and masks");
     if (const std::string* name = flags.find("model")) model_ = &weft::model(*name);
-    options_.simulated_slices = 3'000'000;  // of the simulations behind one choice: some seconds
+    options_.simulated_slices = 12'000'000;  // of the simulations behind one choice: some seconds
     if (flags.given("memory")) options_.memory_bytes = real_size("--memory", *flags.find("memory"), "8e9");
     if (options_.memory_bytes < 0) throw Error("--memory below 0", "give bytes, e.g. 8e9");
     const AskedSchedules asked = asked_schedules(flags, flags.text("schedule", "all"));
     fixed_ = asked.given;
     automatic_ = asked.automatic;
+    const std::vector<std::string> words = values_of(flags, "schedule", "all", ',');
+    every_ = std::find(words.begin(), words.end(), "all") != words.end();
+    for (const std::string& option : schedule_option_names()) every_ = every_ && !flags.given(option);
   }
 
-  std::size_t lines_of_problem() const {
-    return (fixed_.size() + (automatic_ ? 1 : 0)) * (model_ != nullptr ? model_->layers.size() : 1);
+  // At most: of `all`, more heads have more variants.
+  std::size_t lines_of_problem(Index ranks) const {
+    const std::size_t schedules = every_ ? schedules_of_problem(ranks, kMaxTokens, kMaxTokens).size() : fixed_.size();
+    return (schedules + (automatic_ ? 1 : 0)) * (model_ != nullptr ? model_->layers.size() : 1);
   }
   const Model* model() const { return model_; }
   Index tp() const { return tp_; }
@@ -173,9 +178,8 @@ class Sweep {
                           .tokens = packing.q().tokens(),
                           .documents = packing.sequences(),
                           .heads_q = c.heads_q};
-    for (ScheduleOptions schedule : fixed_) {
+    for (const ScheduleOptions& schedule : schedules_of_problem(c.ranks, c.heads_q, c.heads_k)) {
       progress();
-      schedule.head_groups = min_of(schedule.head_groups, c.heads_k);  // a sweep goes over heads
       if (any_layout)
         add_chosen(kinds, asked.layout, base, {schedule});
       else
@@ -193,6 +197,20 @@ class Sweep {
     for (std::size_t i = 0; i < some.size(); ++i)
       some[i] = static_cast<Index>(i) * ranks / static_cast<Index>(some.size());
     return some;
+  }
+
+  // Those that were named; of `all` also what `auto` would consider.
+  std::vector<ScheduleOptions> schedules_of_problem(Index ranks, Index heads_q, Index heads_k) const {
+    std::vector<ScheduleOptions> all = fixed_;
+    std::set<std::string> said;
+    for (ScheduleOptions& each : all) {
+      each.head_groups = min_of(each.head_groups, heads_k);  // a sweep goes over heads
+      said.insert(weft::words(each));
+    }
+    if (!every_) return all;
+    for (const ScheduleOptions& each : usual_schedules(machine_, ranks, heads_q, heads_k))
+      if (said.insert(weft::words(each)).second) all.push_back(each);
+    return all;
   }
 
   TensorShape shape(const check::Case& c) const {
@@ -276,7 +294,7 @@ class Sweep {
   std::vector<Pass> passes_;
   ChooseOptions options_ = {};
   std::vector<ScheduleOptions> fixed_;
-  bool automatic_ = false;
+  bool automatic_ = false, every_ = false;
   std::vector<Simulation> lines_;
   Trace trace_;
 };
@@ -321,7 +339,7 @@ std::vector<FlagSpec> simulate_flags() {
        {"models", "", "say which models there are, and where their numbers come from"},
        {"tp", "N", "tensor-parallel degree: heads are divided by it, and ranks (context parallel) are N GPUs apart"},
        {"pass", "NAME", "both (default), forward or backward"},
-       {"schedule", "LIST", "all (default), or auto, all_gather, ring, .., with the options below"},
+       {"schedule", "LIST", "all (default: each, and with the options that auto would try), or auto, all_gather, .."},
        {"memory", "BYTES", "auto: what a rank has for one layer, 8e9 or 8G; the machine's if not given"},
        {"html", "FILE", "write a page with plots"},
        {"trace", "FILE", "write the timelines of up to 64 ranks for ui.perfetto.dev or chrome://tracing"}});
@@ -335,13 +353,14 @@ int simulate(const Flags& flags) {
                                  documents = values_of(flags, "docs", "published:tokens=1048576", '/'),
                                  heads = values_of(flags, "heads", kSimulateDefaults.heads, ','),
                                  ranks = values_of(flags, "ranks", "8", ',');
-  const std::size_t all =
-      layouts.size() * windows.size() * documents.size() * heads.size() * ranks.size() * sweep.lines_of_problem();
+  std::size_t all = 0;
+  for (const std::string& rank : ranks) {
+    const Index n = whole_number("--ranks", rank, "8,64,512");
+    if (n < 1 || n > kMostRanks) throw Error(fmt::format("--ranks {}", n), fmt::format("use from 1 to {}", kMostRanks));
+    all += layouts.size() * windows.size() * documents.size() * heads.size() * sweep.lines_of_problem(n);
+  }
   if (static_cast<Index>(all) > kMostLines)
     throw Error(fmt::format("{} lines", all), fmt::format("sweep over fewer values: up to {}", kMostLines));
-  for (const std::string& rank : ranks)
-    if (const Index n = whole_number("--ranks", rank, "8,64,512"); n < 1 || n > kMostRanks)
-      throw Error(fmt::format("--ranks {}", n), fmt::format("use from 1 to {}", kMostRanks));
   JsonOutput output(flags.find("json"));
   FileOutput page("--html", flags.find("html")), trace("--trace", flags.find("trace"));
   const Shown shown{windows.size() > 1, heads.size() > 1, sweep.model() != nullptr};

@@ -25,8 +25,11 @@ void run_problem(const GridProblem& problem, const GridRun& how, Put&& put) {
   }
 }
 
-// The query heads of a group must be neighbours.
-bool can_group(const check::Case& c) { return c.heads_k > 1 && std::is_sorted(c.head_map.begin(), c.head_map.end()); }
+// The query heads of a group must be neighbours, unless they are swapped.
+bool can_group(const check::Case& c, const ScheduleOptions& options) {
+  if (options.kind == ScheduleKind::all_to_all) return c.heads_q > 1;
+  return c.heads_k > 1 && std::is_sorted(c.head_map.begin(), c.head_map.end());
+}
 
 // Neighbours of the grid are much alike, so with a time limit (`spread`) problems are taken in a random order.
 std::vector<std::size_t> order_of(std::size_t problems, bool spread) {
@@ -51,7 +54,7 @@ ScheduleOptions by_turn(ScheduleOptions options, const check::Case& placed, Inde
       static_cast<unsigned long long>(turn));  // taking turns would correlate with ranks and layouts
   const bool two_groups = choices.one_in(2);
   const Index stages = choices.pick(1, 3), mesh = choices.pick(0, 99), ranks_per_step = choices.pick(1, 3);
-  if (uses(options, "head_groups") && can_group(placed) && two_groups) options.head_groups = 2;
+  if (uses(options, "head_groups") && can_group(placed, options) && two_groups) options.head_groups = 2;
   if (uses(options, "stages")) options.stages = stages;
   if (uses(options, "ranks_per_step")) options.ranks_per_step = ranks_per_step;
   std::vector<Index> degrees;  // 1 and all ranks are hardly hybrids or nodes, but must work
