@@ -95,7 +95,7 @@ TEST(JoinedSlices, TreesInAWindowShowTheSamePairs) {
     check::RandomChoices choices(seed);
     const TreeShape tree = check::random_tree(choices.pick(1, 25), choices.pick(1, 9),
                                               [&](Index low, Index high) { return choices.pick(low, high); });
-    const std::vector<check::TreeNode> nodes = check::tree_nodes(tree);
+    const std::vector<check::NodeRows> nodes = check::tree_nodes(tree);
     const Index left = choices.pick(0, 30), rows = tree.rows();
     std::vector<Index> shift;  // position - row
     Slices given;

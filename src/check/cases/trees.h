@@ -73,11 +73,11 @@ TreeShape random_tree(Index nodes, Index longest, Pick&& pick) {
 }
 
 // Where a node's rows lie in the stream, which is in depth-first order, and where those of all nodes below it end.
-struct TreeNode {
+struct NodeRows {
   Index begin = 0, end = 0, subtree_end = 0;
 };
-inline std::vector<TreeNode> tree_nodes(const TreeShape& tree, Index first = 0) {
-  std::vector<TreeNode> nodes(tree.parents.size());
+inline std::vector<NodeRows> tree_nodes(const TreeShape& tree, Index first = 0) {
+  std::vector<NodeRows> nodes(tree.parents.size());
   std::vector<Index> below = tree.lengths;  // rows of each subtree
   for (std::size_t n = nodes.size(); n-- > 0;)
     if (tree.parents[n] >= 0) below[at(tree.parents[n])] += below[n];
@@ -94,7 +94,7 @@ inline std::vector<TreeNode> tree_nodes(const TreeShape& tree, Index first = 0) 
 // Rows of a node and of those below it see the node's rows, none before itself. In the order of the stream.
 inline std::vector<Slice> tree_slices(const TreeShape& tree, Index first = 0) {
   std::vector<Slice> slices;
-  for (const TreeNode& n : tree_nodes(tree, first))
+  for (const NodeRows& n : tree_nodes(tree, first))
     if (n.begin < n.end) slices.push_back({n.begin, n.subtree_end, n.begin, n.end, -kUnlimited, 0});
   std::sort(slices.begin(), slices.end(), [](const Slice& a, const Slice& b) { return a.k_begin < b.k_begin; });
   return slices;
