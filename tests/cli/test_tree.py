@@ -21,7 +21,7 @@ def test_draws_nodes(weft, tmp_path):
     file.write_text(json.dumps(NODES))
     done = weft("explain", "--tree", file, "--ranks", 2, "--layout", "contiguous", json_file=True)
     assert done.code == 0, done.err
-    assert "6 nodes: 26 rows for 44 tokens of 4 sequences" in done.out
+    assert "6 nodes: 26 rows for 45 tokens of 4 sequences" in done.out
     lines = re.findall(r"^([│├└─ ]*)(\d+) +\[(\d+), (\d+)\) +\[(\d+), (\d+)\) +(\d+)  (\w*)$", done.out, re.M)
     assert [(n, a, b, p, s) for _, n, a, b, p, _, s, _ in lines] == [
         ("0", "0", "8", "0", "3"), ("1", "8", "12", "8", "1"), ("2", "12", "15", "8", "2"), ("3", "15", "17", "11", "1"),
@@ -29,7 +29,7 @@ def test_draws_nodes(weft, tmp_path):
     assert [branch for branch, *_ in lines] == ["", "├─ ", "└─ ", "   ├─ ", "   └─ ", ""]
     assert "".join(held for *_, held in lines) == "A" * 13 + "B" * 13
     tree = done.json["tree"]
-    assert tree["separate_tokens"] == 44 and tree["separate_pairs"] == 78 + 91 + 120 + 15 and len(tree["nodes"]) == 6
+    assert tree["separate_tokens"] == 45 and tree["separate_pairs"] == 78 + 91 + 120 + 15 and len(tree["nodes"]) == 6
     p = [*range(8)]
     paths = [p + [*range(8, 12)], p + [12, 13, 14, 15, 16], p + [12, 13, 14, 17, 18, 19, 20], [*range(21, 26)]]
     assert done.json["pairs"] == pairs(paths)

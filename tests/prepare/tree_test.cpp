@@ -235,7 +235,7 @@ TEST(TreePacks, EverySequenceIsInOnePack) {
     std::vector<Lists> given;
     std::vector<Tree> trees;
     for (Index n = 1 + static_cast<Index>(engine() % 6); n > 0; --n) {
-      given.push_back(random_sequences(engine, 9, 6));
+      given.push_back(random_sequences(engine, 24, 5));
       trees.push_back(tree_from(given.back()));
     }
     const TreePacks packs = pack_trees(trees, {.budget = 64,

@@ -155,7 +155,7 @@ class Sweep {
     Flags one = flags_.with("ranks", asked.ranks)
                     .with("heads", asked.heads)
                     .with("layout", any_layout ? "zigzag" : asked.layout);
-    if (!flags_.given("cu-seqlens")) one = one.with("docs", asked.docs);
+    if (!flags_.given("cu-seqlens") && !flags_.given("tree")) one = one.with("docs", asked.docs);
     if (!asked.window.empty()) one = one.with("window", asked.window);
     if (!flags_.given("mask") && !flags_.given("slices")) one = one.with("mask", "causal");
     if (model_ != nullptr)
