@@ -361,7 +361,7 @@ def test_empty_trees():
         assert found.shape == (tree.separate_tokens,) and not found.any()
         loss = tree.cross_entropy(logits)
         loss.backward()
-        assert float(loss) == 0 and not logits.grad.any()
+        assert loss.item() == 0 and not logits.grad.any()
 
 
 # By address: there are machines that do not know the name localhost.
