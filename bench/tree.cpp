@@ -1,9 +1,9 @@
 // What a tree costs: made of token ids or nodes, its slices, its lists.
+#include "weft/tree.h"
+
 #include <random>
 
 #include <benchmark/benchmark.h>
-
-#include "weft/tree.h"
 
 namespace {
 

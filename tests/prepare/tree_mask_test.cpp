@@ -155,7 +155,7 @@ TEST(Tree, TenThousandNodesMakeFewSlices) {
   for (Index i = 1; i < 10'000; ++i) parents[at(i)] = i - 1;
   const Tree chain = tree_from(parents, lengths);
   EXPECT_EQ(chain.slices().size(), 1U);
-  EXPECT_LE(chain.slices({.causal = true, .left = 128}).size(), 10'002U);  // the last two are in reach whole
+  EXPECT_LE(chain.slices({.causal = true, .left = 128}).size(), 10'002U);   // the last two are in reach whole
   EXPECT_LE(chain.slices({.causal = true, .chunk = 256}).size(), 10'016U);  // the root has 16 chunks
 }
 

@@ -238,7 +238,7 @@ TEST(TreePacks, EverySequenceIsInOnePack) {
       given.push_back(random_sequences(engine, 24, 5));
       trees.push_back(tree_from(given.back()));
     }
-    const TreePacks packs = pack_trees(trees, {.budget = 64,
+    const TreePacks packs = pack_trees(trees, {.budget = 40,
                                                .multiple = 1 + round % 4,
                                                .keep_order = round % 3 == 0,
                                                .too_long = PackOptions::TooLong::split});

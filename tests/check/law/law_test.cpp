@@ -21,8 +21,8 @@ class ShrinkingChoices : public Choices {
   }
 };
 
-const std::vector<std::string> kMasks = {"full",         "causal",  "bottom_right",   "window",
-                                         "window_right", "chunked", "chunked_window", "slices", "tree"};
+const std::vector<std::string> kMasks = {"full",    "causal",         "bottom_right", "window", "window_right",
+                                         "chunked", "chunked_window", "slices",       "tree"};
 
 int problems() {
   const char* wanted = std::getenv("WEFT_LAW_PROBLEMS");

@@ -31,8 +31,8 @@ constexpr double kMaxDenseWork = 4e9, kPairWork = 40;
 // gradient, and only these are compared.
 constexpr double kMaxSampledWork = 1e11;
 
-constexpr std::array kMasks = {"full",         "causal",  "bottom_right",   "window",
-                               "window_right", "chunked", "chunked_window", "slices", "tree"};
+constexpr std::array kMasks = {"full",    "causal",         "bottom_right", "window", "window_right",
+                               "chunked", "chunked_window", "slices",       "tree"};
 
 // Rows and keys that are compared of a large case: enough to meet every document and rank.
 constexpr Index kSampled = 64;
