@@ -141,13 +141,15 @@ class Measured(NamedTuple):
 
 def measured(step: Step, model: Decoder) -> Measured:
     """The second of two calls."""
-    seconds, wait = 0.0, torch.cuda.synchronize if model.head.weight.is_cuda else lambda: None
+    seconds, on_gpu = 0.0, model.head.weight.is_cuda
     for _ in range(2):
         model.zero_grad()
-        wait()
+        if on_gpu:
+            torch.cuda.synchronize()
         begin = time.perf_counter()
         loss, rows = step()
-        wait()
+        if on_gpu:
+            torch.cuda.synchronize()
         seconds = time.perf_counter() - begin
     gradient = torch.cat([p.grad.double().flatten() for p in model.parameters() if p.grad is not None])
     if dist.is_initialized():

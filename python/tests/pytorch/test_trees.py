@@ -190,10 +190,11 @@ def check_against_alone(seed, ranks, settings):
     for (expected, loss_of), reduction in zip(cases, ("mean", "sum")):
         want = gradients(net, expected)
         arguments = reduction, settings, loss_of
+        nets = [model() for _ in range(ranks)]  # not by the ranks: torch has one random state for all threads
         results = [on_tree(made, net, "", *arguments)] if ranks == 1 else weft.spawn(
-            ranks, lambda comm: on_tree(made, model(), comm, *arguments))
+            ranks, lambda comm, nets=nets, arguments=arguments: on_tree(made, nets[comm.rank], comm, *arguments))
         for loss, got in results:
-            assert abs(loss - float(expected)) <= TOLERANCE * abs(float(expected)), (seed, settings)
+            assert abs(loss - expected.item()) <= TOLERANCE * abs(expected.item()), (seed, settings)
             assert worst(got, want) <= TOLERANCE, (seed, settings)
 
 
@@ -360,7 +361,7 @@ def test_empty_trees():
         assert found.shape == (tree.separate_tokens,) and not found.any()
         loss = tree.cross_entropy(logits)
         loss.backward()
-        assert float(loss) == 0 and not logits.grad.any()
+        assert loss.item() == 0 and not logits.grad.any()
 
 
 # By address: there are machines that do not know the name localhost.

@@ -139,7 +139,7 @@ def _of_tokens(x: Any, tree: Tree, name: str) -> Tensor:
 def _labels(tree: Tree, tokens: Any) -> Tensor:
     """The token that each edge predicts."""
     if tokens is None:
-        if tree.tokens is None:
+        if tree.tokens is None and tree.rows:
             raise error("the tree was made of nodes and has no tokens", "give tokens=, the id of each row's token")
         return torch.as_tensor(tree.edge_labels)
     ids = torch.as_tensor(tokens).to("cpu", torch.int64)
