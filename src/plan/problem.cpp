@@ -112,8 +112,8 @@ void check_disjoint(std::span<const Slice> slices) {
   for (std::size_t n = 0; n < slices.size(); ++n)
     if (slices[n].q_begin < slices[n].q_end && slices[n].k_begin < slices[n].k_end) by_q_begin.push_back(n);
   std::vector<std::size_t> by_q_end = by_q_begin;
-  std::stable_sort(by_q_begin.begin(), by_q_begin.end(),
-                   [&](auto a, auto b) { return slices[a].q_begin < slices[b].q_begin; });
+  std::sort(by_q_begin.begin(), by_q_begin.end(),
+            [&](auto a, auto b) { return std::pair(slices[a].q_begin, a) < std::pair(slices[b].q_begin, b); });
   std::sort(by_q_end.begin(), by_q_end.end(), [&](auto a, auto b) { return slices[a].q_end < slices[b].q_end; });
   KeyRanges active(slices);
   auto leaving = by_q_end.begin();
