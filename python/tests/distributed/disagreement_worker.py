@@ -49,7 +49,7 @@ WAYS = {
     "sink": (dict(sink="off_by_one"), "the attention", {}),
     "layout": (dict(layout="contiguous"), "the layout", {}),
     "schedule": (dict(schedule="ring"), "the schedule", dict(schedule="all_gather")),
-    "option of a schedule": (dict(head_groups=3), "the schedule", dict(schedule="all_gather", head_groups=1)),
+    "option of a schedule": (dict(schedule=weft.Schedule("all_gather", head_groups=3)), "the schedule", dict(schedule="all_gather")),
     "deterministic": (dict(deterministic=True), "the schedule", {}),
     "query heads": (dict(heads=(12, 6)), "shapes", {}),
     "K/V heads": (dict(heads=(6, 3)), "shapes", {}),
