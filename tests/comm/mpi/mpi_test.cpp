@@ -195,7 +195,9 @@ TEST(Mpi, RanksThatDisagreeAreTold) {
     const std::unique_ptr<Communicator> c = mpi_world({.time_limit = 20});
     const ScheduleKind kind = way.swapped ? ScheduleKind::all_to_all : ScheduleKind::all_gather;
     const RankTask task = task_of(way, {.kind = kind}, c->rank(), 1);
-    expect_parts(error_of([&] { run_task(*c, task); }), {way.said, c->ranks() == 2 ? "ran" : "rank 1 "});
+    const std::string told = error_of([&] { run_task(*c, task); });
+    expect_parts(told, {way.said});
+    if (c->ranks() > 2) expect_parts(told, {"rank 1 "});
   }
 }
 
