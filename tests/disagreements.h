@@ -3,6 +3,7 @@
 
 #include <functional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "rank_tensors.h"
@@ -24,7 +25,7 @@ struct RankTask {
   double scale = 0, softcap = 0;
   Sink sink = {};
   bool lse = true, max_logit = false, deterministic = false;
-  std::string passes = "fb";        // forwards and backwards
+  std::string_view passes = "fb";   // forwards and backwards
   std::vector<Index> layers = {0};  // of each pass; the last one of all that follow
 };
 

@@ -36,11 +36,11 @@ class NcclCall : public Request::Pending {
  protected:
   cudaStream_t caller() const { return caller_; }
   cudaStream_t stream() const { return link_->stream(); }
+  StreamCall& call() { return *call_; }
   // After the memory has been taken.
   void begin(std::span<const Message> sends, std::span<const Message> receives) {
     call_ = link_->begin(caller_, sends, receives);
   }
-  StreamCall& call() { return *call_; }
   template <class Issue>
   void issue(const Issue& what) {
     link_->group(*call_, what);
@@ -88,8 +88,7 @@ class NcclExchange final : public NcclCall {
       if (m.size() > 0) receives_.emplace_back(m, in_place, caller());
     }
     begin(sends, receives);
-    // None in a capture, which would send and receive them again in each replay.
-    if (!is_captured(caller())) call().signs = StreamSigns(rank, signs);
+    if (!is_captured(caller())) call().signs = StreamSigns(rank, signs);  // a graph would send them in each replay
     pack(sends_, stream());
     bool moves = false;
     for (const auto* list : {&sends_, &receives_})
