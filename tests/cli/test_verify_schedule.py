@@ -142,7 +142,7 @@ def test_matrix_meets_every_pair_of_a_schedule_and_anything(weft):
     assert result.json["failed"] == 0 and result.json["failures"] == []
     of = tables(result.json)
     layouts = {values[0] for values in of[("layout", "mask")]}
-    assert layouts == {"contiguous", "dual_chunk", "zigzag", "striped", "balanced", "explicit"}
+    assert layouts == {"contiguous", "dual_chunk", "zigzag", "striped", "balanced", "placed", "explicit"}
     assert len(of[("layout", "mask")]) == 6 * 8
     for axis, count in [("packing", 5), ("dtype", 3), ("ranks", 4), ("format", 3), ("heads", 6), ("widths", 4),
                         ("sink", 3), ("softcap", 2), ("scale", 2)]:

@@ -41,7 +41,7 @@ def _how(mask: Optional[Mask], group: Any, options: Dict[str, Any]) -> str:
 
 
 def _layout_mask(layout_mask: Any, mask: Optional[Mask]) -> Any:
-    """The mask that layout balanced goes by, as an operator can take it."""
+    """The mask that layouts balanced and placed go by, as an operator can take it."""
     if not isinstance(layout_mask, Mask):
         raise error(f"layout_mask is of type {type(layout_mask).__name__}", "give the weft.Mask that shard was given")
     if layout_mask.slices is None:
