@@ -27,7 +27,7 @@ struct Split {
 
 class Attempt {
  public:
-  // `order`: the sequences by falling rows; those without rows are left out.
+  // `order`: the sequences by falling work; those without rows are left out.
   Attempt(std::span<const SequenceWork> sequences, std::span<const Index> order, Index ranks,
           const PlacedOptions& options, const Trial& trial);
 

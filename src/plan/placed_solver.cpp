@@ -18,8 +18,8 @@ class Search {
     for (std::size_t n = 0; n < sequences.size(); ++n)
       if (sequences[n].rows > 0) order_.push_back(static_cast<Index>(n));
     std::sort(order_.begin(), order_.end(), [&](Index a, Index b) {
-      const Index x = sequences_[at(a)].rows, y = sequences_[at(b)].rows;
-      return x != y ? x > y : a < b;
+      const SequenceWork &x = sequences_[at(a)], &y = sequences_[at(b)];
+      return x.seconds != y.seconds ? x.seconds > y.seconds : x.rows != y.rows ? x.rows > y.rows : a < b;
     });
     for (const Index n : order_) total_ += sequences_[at(n)].seconds;
     filler_ = cost_of_short_rows();
@@ -56,7 +56,12 @@ class Search {
     spent_ += size;
     Attempt now(sequences_, order_, ranks_, options_, trial);
     const double seconds = now.predicted();
-    if (best_ && seconds >= seconds_) return;
+    const std::ptrdiff_t cut =
+        std::count_if(now.splits().begin(), now.splits().end(), [](const Split& s) { return s.gaps; });
+    // Short sequences are cut only where that gains more than a prediction may be wrong.
+    constexpr double kWorthACut = 0.95;
+    if (best_ && seconds >= seconds_ * (cut > cut_ ? kWorthACut : 1)) return;
+    cut_ = cut;
     best_.emplace(std::move(now));
     seconds_ = seconds;
     trial_ = trial;
@@ -78,9 +83,10 @@ class Search {
   std::span<const SequenceWork> sequences_;
   Index ranks_;
   const PlacedOptions& options_;
-  std::vector<Index> order_;  // by falling rows
+  std::vector<Index> order_;  // by falling work
   double total_ = 0, filler_ = 0;
   Index spent_ = 0;
+  std::ptrdiff_t cut_ = 0;  // sequences that fill gaps, of the best
   std::optional<Attempt> best_;
   double seconds_ = 0;
   Trial trial_;
@@ -114,7 +120,7 @@ Solution solve_placed(std::span<const SequenceWork> sequences, Index ranks, cons
   for (const Split& split : best.splits()) {
     const std::size_t n = at(split.sequence);
     out.pieces[n] = pieces_of(split);
-    out.why[n] = split.gaps ? Why::room : sequences[n].rows > options.capacity ? Why::rows : Why::work;
+    out.why[n] = sequences[n].rows > options.capacity ? Why::rows : split.gaps ? Why::room : Why::work;
   }
   return out;
 }
