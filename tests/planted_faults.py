@@ -60,7 +60,7 @@ FAULTS = [
      "for (std::size_t n = ranks; n-- > 0 && !split.gaps;) add(n, split.share[n] - split.share[n] / 2);",
      "for (std::size_t n = ranks; n-- > 0 && !split.gaps;) add(n, split.share[n] / 2);"),
     ("placed takes the keys of another stream from the queries' offsets", "src/plan/placed.cpp",
-     "k.used(i) * (n + 1) / parts;", "k.used(i) * n / parts + 1;"),
+     "k.padded(i) * (n + 1) / parts;", "k.padded(i) * n / parts + 1;"),
     ("a node is sent what its first rank sees, not what all see", "src/schedule/two_hops.cpp",
      "groups.touched(nodes.group(to, 0), node, me)", "groups.touched(nodes.group(to, 0), 1, me)"),
     ("a rank passes on the rows that it sees itself", "src/schedule/two_hops.cpp",

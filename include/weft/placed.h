@@ -13,7 +13,7 @@ namespace weft {
 // defaults are what placed_options() (weft/cost.h) gives for the preset h100-400g with 64 query heads and 8 K/V heads
 // of width 128 in bf16, so that a placement by name is the same on every rank without a machine.
 struct PlacedOptions {
-  Index capacity = 0;              // rows of a rank at most; 0: a sixteenth more than an even share of the real tokens
+  Index capacity = 0;              // rows of a rank at most; 0: a sixteenth more than an even share
   Index node = 8;                  // neighbours [n·node, (n + 1)·node) that fast links join
   double pair_seconds = 2.07e-10;  // a visible pair
   double row_seconds = 3.1e-8;     // a query row, beside its pairs: tiles that are partly empty, begin and end of tiles
@@ -30,7 +30,7 @@ struct PlacedSequence {
     rows,   // it has more rows than a rank may hold
     room,   // no rank has room left for all of it, so it fills what is left
   };
-  Index ranks = 0, nodes = 0;  // 0: it has no query tokens
+  Index ranks = 0, nodes = 0;  // 0: it has no query rows
   Why why = Why::whole;
   double work = 0;  // over a rank's mean share of all work
 };
@@ -51,10 +51,10 @@ struct WEFT_API Placement {
 
 // Places the sequences of a problem. Short ones lie whole on one rank; a long one lies on any number of ranks, inside a
 // node if that does, each with two chunks as far from its two ends, so that under a causal mask work goes by rows.
-// Ranks hold different numbers of rows, up to the capacity. Only real tokens are held. Keys of another stream lie on
-// the ranks of their sequence's queries, in equal parts. Slices of the caller's own count as work of the sequences that
-// their queries are in; keys that they take from other sequences are not weighed. Deterministic; near linear in the
-// number of sequences. Error if the capacity does not hold all tokens.
+// Ranks hold different numbers of rows, up to the capacity. Padding is held with its sequence. Keys of another stream
+// lie on the ranks of their sequence's queries, in equal parts. Slices of the caller's own count as work of the
+// sequences that their queries are in; keys that they take from other sequences are not weighed. Deterministic; near
+// linear in the number of sequences. Error if the capacity does not hold all tokens.
 WEFT_API Placement place(const Problem& problem, Index ranks, const PlacedOptions& options = {});
 
 }  // namespace weft

@@ -132,7 +132,7 @@ def place(packing: Union[Packing, Numbers], ranks: int, *, mask: Optional[Mask] 
     """Layout "placed" with options: each sequence on as few ranks as balance and memory allow, and why.
 
     The result's `layout` is for shard, attention and unshard. capacity: rows of a rank at most; 0: a sixteenth more than an
-    even share of the real tokens. node: ranks that fast links join. machine: a name, a file or a weft.Machine whose rates
+    even share. node: ranks that fast links join. machine: a name, a file or a weft.Machine whose rates
     and links are weighed for heads, dim and dtype, and which says the node; without one all are as in layout="placed".
     All ranks have to give the same.
 

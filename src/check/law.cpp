@@ -139,7 +139,7 @@ class Checker {
     const Range dealt = layout.stream().extent();
     for (Index t = dealt.begin; t < dealt.end; ++t) {
       const bool real = (keys ? definition_.k(t) : definition_.q(t)).real();
-      const bool needed = real || layout.kind() < LayoutKind::placed;  // the others may leave padding out
+      const bool needed = real || layout.kind() != LayoutKind::explicit_runs;  // those may leave padding out
       if (needed && held[at(t)] == 0) fail("token ", t, " is held by no rank");
     }
     const bool uneven = layout.kind() == LayoutKind::explicit_runs || layout.kind() == LayoutKind::dual_chunk ||

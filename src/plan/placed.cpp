@@ -26,7 +26,7 @@ void check_options(const PlacedOptions& o) {
 }
 
 Index capacity_of(const Stream& stream, Index ranks, const PlacedOptions& options) {
-  const Index tokens = stream.used_tokens(), even = ceil_div(tokens, ranks);
+  const Index tokens = stream.extent().size(), even = ceil_div(tokens, ranks);
   if (options.capacity == 0) return even + even / 16;
   if (options.capacity < even)
     throw Error(text("a capacity of ", options.capacity, " rows on ", ranks, " ranks, and ", tokens, " tokens"),
@@ -39,8 +39,8 @@ std::vector<SequenceWork> weigh(const Problem& problem, const PlacedOptions& opt
   const Stream &q = problem.packing().q(), &k = problem.packing().k();
   std::vector<SequenceWork> all(at(q.sequences()));
   for (Index i = 0; i < q.sequences(); ++i) {
-    all[at(i)].rows = q.used(i);
-    all[at(i)].keys = k.used(i);
+    all[at(i)].rows = q.padded(i);
+    all[at(i)].keys = k.padded(i);
     all[at(i)].seconds = options.row_seconds * static_cast<double>(q.used(i));
   }
   const std::vector<Slice> slices = problem.global_slices();
@@ -108,13 +108,13 @@ RankRuns key_runs(const Stream& k, Index ranks, const std::vector<std::vector<Pi
     std::vector<Index> on = ranks_of(pieces[at(i)]);
     if (on.empty()) {
       Index fewest = 0;
-      for (Index r = 1; r < ranks && k.used(i) > 0; ++r)
+      for (Index r = 1; r < ranks && k.padded(i) > 0; ++r)
         if (runs.rows(r) < runs.rows(fewest)) fewest = r;
       on.push_back(fewest);
     }
     const Index parts = static_cast<Index>(on.size());
     for (Index n = 0; n < parts; ++n) {
-      const Index begin = k.used(i) * n / parts, end = k.used(i) * (n + 1) / parts;
+      const Index begin = k.padded(i) * n / parts, end = k.padded(i) * (n + 1) / parts;
       runs.add(on[at(n)], k.offset(i) + begin, end - begin);
     }
   }

@@ -10,7 +10,7 @@ namespace weft::detail {
 
 // A sequence to be placed.
 struct SequenceWork {
-  Index rows = 0;      // query tokens
+  Index rows = 0;      // query tokens, padding included
   Index keys = 0;      // key tokens, which lie where the queries do
   Index reach = 0;     // keys that a run of queries sees beside its own, at most
   double seconds = 0;  // of all its queries
