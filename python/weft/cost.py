@@ -138,8 +138,8 @@ def place(packing: Union[Packing, Numbers], ranks: int, *, mask: Optional[Mask] 
 
         >>> import weft
         >>> p = weft.place(weft.Packing([0, 300, 8300, 8500, 9000]), ranks=4, node=4)
-        >>> p.ranks.tolist(), p.reasons[:2]
-        ([1, 4, 1, 1], ['whole', 'rows'])
+        >>> p.ranks.tolist(), p.reasons
+        ([1, 4, 1, 2], ['whole', 'rows', 'whole', 'room'])
         >>> x = p.layout.tokens(0)
     """
     packing = as_packing(packing)
