@@ -73,6 +73,11 @@ void balanced(benchmark::State& state) {
   state.counters["balance"] = share;
 }
 
+void placed(benchmark::State& state) {
+  const Problem problem = causal(LayoutKind::placed, state.range(0), state.range(1));
+  for (auto _ : state) benchmark::DoNotOptimize(Layout::placed(problem, state.range(1)).rows());
+}
+
 // Trees of so many nodes: any (each node below one of the 64 before it), two children a node, or a history with a
 // branch at every turn. Nodes of 64 to 191 rows, or of 128.
 enum class Nodes { any, two_children, history };
@@ -124,6 +129,7 @@ void sizes(benchmark::internal::Benchmark* b, std::vector<std::int64_t> docs, st
 }
 void up_to_100k(benchmark::internal::Benchmark* b) { sizes(b, {100, 1000, 10000, 100000}, {8, 64, 1024}); }
 void up_to_10k(benchmark::internal::Benchmark* b) { sizes(b, {100, 1000, 10000}, {8, 64, 1024}); }
+void up_to_512(benchmark::internal::Benchmark* b) { sizes(b, {100, 1000, 10000}, {8, 64, 512}); }
 void few_ranks(benchmark::internal::Benchmark* b) { sizes(b, {100, 1000, 10000}, {8, 64}); }
 
 BENCHMARK_CAPTURE(one_rank, zigzag, LayoutKind::zigzag)->Apply(up_to_100k);
@@ -132,6 +138,7 @@ BENCHMARK_CAPTURE(one_rank, contiguous, LayoutKind::contiguous)->Apply(up_to_10k
 BENCHMARK_CAPTURE(one_rank, striped, LayoutKind::striped)->Apply(few_ranks);
 BENCHMARK(window_rank_order)->Apply(up_to_10k);
 BENCHMARK(balanced)->Apply(up_to_10k)->MinTime(0.1);
+BENCHMARK(placed)->Apply(up_to_512)->MinTime(0.1);
 
 void tree_sizes(benchmark::internal::Benchmark* b) {
   b->ArgNames({"nodes", "ranks"})->ArgsProduct({{1000, 10000, 100000}, {8}})->Unit(benchmark::kMillisecond);

@@ -217,7 +217,28 @@ def layouts():
     return p.svg(left + wide + 16, top + tall + 28)
 
 
-CHARTS = {"speed": speed, "cpu": cpu, "schedules-over-ranks": schedules, "imbalance": layouts}
+def placed():
+    run = results("placed")
+    names = ["placed, exact", "balanced, best", "dual_chunk, gather", "dual_chunk, ring", "powers of two"]
+    tokens = min(r["tokens"] for r in run["rows"])
+    p = Picture("Layout placed beside fixed choices: predicted time of a layer's attention",
+                [f"{run['machine']}.", f"{run['about']}; {tokens:,} tokens a rank, geometric mean of batches."])
+    p.legend(names)
+
+    def rows(kind):
+        for ranks in sorted({r["ranks"] for r in run["rows"]}):
+            for name in names:
+                ms = [r["ms"][name] for r in run["rows"] if (r["lengths"], r["ranks"], r["tokens"]) == (kind, ranks, tokens)]
+                if ms and None not in ms:
+                    yield {"ranks": ranks, "way": name, "ms": math.exp(sum(map(math.log, ms)) / len(ms))}
+
+    unit = lambda v: f"{v:g} ms"
+    curves(p, 16, "Documents as published", list(rows("published")), "way", names, lambda r: r["ms"], unit)
+    bottom = curves(p, 436, "Lognormal, median 800, sigma 1.2", list(rows("lognormal")), "way", names, lambda r: r["ms"], unit)
+    return p.svg(830, bottom)
+
+
+CHARTS = {"placed": placed, "speed": speed, "cpu": cpu, "schedules-over-ranks": schedules, "imbalance": layouts}
 
 
 def record(weft):

@@ -84,6 +84,12 @@ WEFT_API std::string to_json(const Machine& machine);
 // The rate for these; another dtype of the same size, or the nearest width, if there is no better one. Error if none.
 WEFT_API const KernelRate& kernel_rate(const Machine& machine, Pass pass, const TensorShape& shape);
 
+struct PlacedOptions;
+// What layout `placed` weighs on this machine (weft/placed.h), for one layer's heads and shape. Its capacity is left
+// open.
+WEFT_API PlacedOptions placed_options(const Machine& machine, Index heads_q, Index heads_k, const TensorShape& shape,
+                                      bool backward = true);
+
 // What a call does, counted in tiles.
 struct WEFT_API TileWork {
   double pairs = 0;    // visible, times query heads

@@ -20,7 +20,7 @@ struct Run {
 };
 
 // How a layout deals out tokens; docs/concepts.md draws each.
-enum class LayoutKind { contiguous, dual_chunk, zigzag, striped, balanced, explicit_runs };
+enum class LayoutKind { contiguous, dual_chunk, zigzag, striped, balanced, placed, explicit_runs };
 // The name of a kind, such as "zigzag".
 WEFT_API std::string_view name(LayoutKind kind);
 // The kind of that name; the Error for any other lists the names.
@@ -38,6 +38,9 @@ struct RowTensor {
   Index inner = 0;       // 0: all rows (no outer dimension)
   Index outer_stride = 0;
 };
+
+struct PlacedOptions;
+struct Placement;
 
 namespace detail {
 struct LayoutData;
@@ -87,6 +90,9 @@ class WEFT_API Layout {
   // Blocks of the problem's query tokens, dealt out so that all ranks have the same number of rows and about the same
   // number of visible pairs.
   static Layout balanced(const Problem& problem, Index ranks);
+  // Each sequence on as few ranks as balance and memory allow; weft/placed.h has its options, and its reasons.
+  static Layout placed(const Problem& problem, Index ranks);
+  static Layout placed(const Problem& problem, Index ranks, const PlacedOptions& options);
   // The caller's runs, one list per rank; every real token must be held exactly once.
   static Layout explicit_runs(const Stream& stream, std::vector<std::vector<Run>> runs);
 
@@ -111,6 +117,7 @@ class WEFT_API Layout {
   void unshard(Index rank, const RowTensor& local, const RowTensor& whole) const;
 
  private:
+  friend WEFT_API Placement place(const Problem& problem, Index ranks, const PlacedOptions& options);
   explicit Layout(std::shared_ptr<const detail::LayoutData> data) : data_(std::move(data)) {}
 
   std::shared_ptr<const detail::LayoutData> data_;
@@ -120,8 +127,8 @@ class WEFT_API Layout {
 struct Layouts {
   Layout q, k;
 };
-// The layouts of one kind. `balanced` deals out queries; keys of another stream are then contiguous. Throws Error for
-// explicit_runs, which are given by their runs.
+// The layouts of one kind. `balanced` deals out queries; keys of another stream are then contiguous. `placed` puts them
+// where their queries are. Throws Error for explicit_runs, which are given by their runs.
 WEFT_API Layouts make_layouts(LayoutKind kind, const Problem& problem, Index ranks);
 
 }  // namespace weft

@@ -20,6 +20,7 @@
 #include "weft/mask.h"
 #include "weft/models.h"
 #include "weft/packing.h"
+#include "weft/placed.h"
 #include "weft/plan.h"
 #include "weft/prepare.h"
 #include "weft/reference.h"

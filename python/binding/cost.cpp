@@ -3,6 +3,7 @@
 #include <vector>
 
 #include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/string_view.h>
 #include <nanobind/stl/vector.h>
@@ -16,6 +17,7 @@
 #include "text.h"
 #include "weft/choose.h"
 #include "weft/error.h"
+#include "weft/placed.h"
 #include "weft/simulate.h"
 
 namespace weft::python {
@@ -73,6 +75,72 @@ void bind_machine(nb::module_& m) {
   });
 }
 
+// Where the sequences of a packing lie, and why.
+struct PlacedSequences {
+  PlacedLayouts layout;
+  Placement placement;
+};
+
+// The options of a machine and a layer, or those that stand for themselves.
+PlacedOptions options_for(const std::optional<Machine>& machine, const std::pair<Index, Index>& heads, DType dtype,
+                          const std::pair<Index, Index>& dims, bool backward) {
+  if (!machine) return {};
+  const TensorShape shape{.dtype = dtype, .dim_qk = dims.first, .dim_v = dims.second};
+  return placed_options(*machine, heads.first, heads.second, shape, backward);
+}
+
+// A number of each sequence.
+template <class T>
+std::vector<T> of_sequences(const PlacedSequences& placed, T PlacedSequence::* field) {
+  std::vector<T> all;
+  for (const PlacedSequence& s : placed.placement.sequences) all.push_back(s.*field);
+  return all;
+}
+
+void bind_placement(nb::module_& m) {
+  nb::class_<PlacedSequences>(m, "Placement", "Where weft.place puts the sequences of a packing, and why.")
+      .def_ro("layout", &PlacedSequences::layout, "For layout= of shard, attention, unshard and the others.")
+      .def_prop_ro(
+          "ranks", [](const PlacedSequences& p) { return array_of(of_sequences(p, &PlacedSequence::ranks)); },
+          "[n] on how many ranks each sequence lies; 0 where it has no queries.", kNew)
+      .def_prop_ro(
+          "nodes", [](const PlacedSequences& p) { return array_of(of_sequences(p, &PlacedSequence::nodes)); },
+          "[n] in how many nodes those are.", kNew)
+      .def_prop_ro(
+          "work", [](const PlacedSequences& p) { return of_sequences(p, &PlacedSequence::work); },
+          "[n] of each sequence over a rank's mean share.")
+      .def_prop_ro(
+          "reasons",
+          [](const PlacedSequences& p) {
+            std::vector<std::string> reasons;
+            for (const PlacedSequence& s : p.placement.sequences) reasons.emplace_back(name(s.why));
+            return reasons;
+          },
+          "[n] why so many ranks: 'whole', 'work' (too much for one), 'rows' (more than one may hold), 'room' (fills "
+          "gaps).")
+      .def_prop_ro(
+          "capacity", [](const PlacedSequences& p) { return p.placement.capacity; }, "Rows of a rank at most.")
+      .def_prop_ro(
+          "seconds", [](const PlacedSequences& p) { return p.placement.seconds; },
+          "Predicted by the weights, to compare placements with; weft.simulate times one.")
+      .def(
+          "why", [](const PlacedSequences& p) { return p.placement.why(); }, "The same in a sentence.")
+      .def("__repr__", [](const PlacedSequences& p) { return "Placement(" + p.placement.why() + ")"; });
+  m.def(
+      "place",
+      [](const Packing& packing, Index ranks, const Mask& mask, Index capacity, Index node,
+         const std::optional<Machine>& machine, std::pair<Index, Index> heads, DType dtype,
+         std::pair<Index, Index> dims, bool backward) {
+        PlacedOptions options = options_for(machine, heads, dtype, dims, backward);
+        options.capacity = capacity;
+        if (node != 0) options.node = node;
+        Placement placement = place(Problem(packing, mask), ranks, options);
+        return PlacedSequences{{packing, placement.layouts, mask, true}, std::move(placement)};
+      },
+      "packing"_a, "ranks"_a, "mask"_a, "capacity"_a, "node"_a, "machine"_a.none(), "heads"_a, "dtype"_a, "dims"_a,
+      "backward"_a);
+}
+
 void bind_choices(nb::module_& m) {
   nb::class_<ScheduleChoice>(m, "ScheduleChoice", "The best predicted schedule of a layer.")
       .def_prop_ro(
@@ -117,8 +185,9 @@ void bind_choices(nb::module_& m) {
   nb::class_<BatchChoice>(m, "BatchChoice", "The best predicted layout of a batch, and a schedule for each layer.")
       .def_prop_ro(
           "layout", [](const BatchChoice& c) { return std::string(name(c.layout)); },
-          nb::for_getter(nb::sig(
-              "def layout(self) -> typing.Literal['contiguous', 'dual_chunk', 'zigzag', 'striped', 'balanced']")))
+          nb::for_getter(
+              nb::sig("def layout(self) -> typing.Literal['contiguous', 'dual_chunk', 'zigzag', 'striped', 'balanced', "
+                      "'placed']")))
       .def_ro("seconds", &BatchChoice::seconds)
       .def_ro("simulated", &BatchChoice::simulated)
       .def_ro("layers", &BatchChoice::layers)
@@ -177,6 +246,7 @@ void bind_simulate(nb::module_& m) {
 
 void bind_cost(nb::module_& m) {
   bind_machine(m);
+  bind_placement(m);
   bind_choices(m);
   bind_simulate(m);
 }

@@ -134,12 +134,13 @@ void bind_layout(nb::module_& m) {
           [](PlacedLayouts* self, std::string_view kind, const Packing& packing, Index ranks,
              std::optional<Mask> mask) {
             const LayoutKind known = layout_kind(kind);
-            if (!mask && known == LayoutKind::balanced) mask = usual_mask(packing);
+            if (!mask && (known == LayoutKind::balanced || known == LayoutKind::placed)) mask = usual_mask(packing);
             const Problem problem(packing, mask.value_or(Mask{}));
             new (self) PlacedLayouts{packing, make_layouts(known, problem, ranks), mask};
           },
           nb::sig(
-              "def __init__(self, kind: typing.Literal['contiguous', 'dual_chunk', 'zigzag', 'striped', 'balanced'], "
+              "def __init__(self, kind: typing.Literal['contiguous', 'dual_chunk', 'zigzag', 'striped', 'balanced', "
+              "'placed'], "
               "packing: Packing, ranks: int, mask: Mask | None = None) -> None"),
           "kind"_a, "packing"_a, "ranks"_a, "mask"_a.none() = nb::none())
       .def_static(
@@ -154,7 +155,8 @@ void bind_layout(nb::module_& m) {
           "packing"_a, "runs"_a, "runs_k"_a.none() = nb::none(),
           "Your own runs, a list for each rank of (row, token, count) or (row, token, count, stride).")
       .def_ro("packing", &PlacedLayouts::packing)
-      .def_ro("mask", &PlacedLayouts::mask, "What `balanced` goes by: causal unless one was given.")
+      .def_ro("mask", &PlacedLayouts::mask, "What `balanced` and `placed` go by: causal unless one was given.")
+      .def_ro("own_options", &PlacedLayouts::own_options, "Made by weft.place, and not what its name alone stands for.")
       .def_prop_ro("kind", [](const PlacedLayouts& p) { return std::string(name(p.layouts.q.kind())); })
       .def_prop_ro("ranks", [](const PlacedLayouts& p) { return p.layouts.q.ranks(); })
       .def_prop_ro(

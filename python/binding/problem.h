@@ -13,11 +13,12 @@ namespace weft::python {
 struct PlacedLayouts {
   Packing packing;
   Layouts layouts;
-  std::optional<Mask> mask = {};  // which `balanced` balances the work of
+  std::optional<Mask> mask = {};  // which `balanced` and `placed` go by
+  bool own_options = false;       // not what its name alone stands for
 };
 
-// The mask that `balanced` and `auto` go by unless one is given: causal, or full where keys are other sequences than
-// queries, since those are mostly seen by every query of theirs.
+// The mask that `balanced`, `placed` and `auto` go by unless one is given: causal, or full where keys are other
+// sequences than queries, since those are mostly seen by every query of theirs.
 Mask usual_mask(const Packing& packing);
 
 // All of the problem, rows being tokens.

@@ -135,7 +135,7 @@ struct Spread {
 
   Layout over(const Stream& stream) const { return make_layouts(kind, Problem(Packing(stream), Mask{}), ranks).q; }
   void check() const {
-    if (kind == LayoutKind::balanced || kind == LayoutKind::explicit_runs)
+    if (kind >= LayoutKind::balanced)
       throw Error(text("layout ", name(kind), " is made on the host, not from cu_seqlens alone"),
                   "use contiguous, dual_chunk, zigzag or striped");
     if (rank < 0 || rank >= ranks)

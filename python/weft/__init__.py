@@ -13,11 +13,11 @@ training with PyTorch, `weft.transformers` for models of that library.
 
 from . import prepare, rows, types
 from ._core import UNLIMITED as _UNLIMITED
-from ._core import Communicator, Error, Layout, Machine, Mask, Packing, Plan, Problem, set_cpu_threads
+from ._core import Communicator, Error, Layout, Machine, Mask, Packing, Placement, Plan, Problem, set_cpu_threads
 from ._core import __version__ as __version__
 from .attention import Attended, Gradients, attention, plan
 from .audit import Audit, AuditCase, audit
-from .cost import choose, machine, set_machine
+from .cost import choose, machine, place, set_machine
 from .explain import Explanation, explain
 from .packings import packing_from_position_ids
 from .ranks import spawn
@@ -42,6 +42,7 @@ __all__ = [
     "Machine",
     "Mask",
     "Packing",
+    "Placement",
     "Plan",
     "Problem",
     "Schedule",
@@ -52,6 +53,7 @@ __all__ = [
     "explain",
     "machine",
     "packing_from_position_ids",
+    "place",
     "plan",
     "position_ids",
     "prepare",

@@ -8,7 +8,7 @@ import numpy as np
 from . import _core
 from ._arrays import error
 
-LAYOUTS = ("contiguous", "dual_chunk", "zigzag", "striped", "balanced", "auto")
+LAYOUTS = ("contiguous", "dual_chunk", "zigzag", "striped", "balanced", "placed", "auto")
 FLAGS = frozenset(("deterministic", "max_logit", "checked", "off_by_one", "one_rank", "return_lse",
                    "return_max_logit", "check_positions"))
 _NAMES = {"layout": LAYOUTS, "format": ("thd", "bshd", "sbhd")}

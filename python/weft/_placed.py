@@ -63,7 +63,7 @@ def forget(scope: Any) -> None:
 
 
 def _words(placed: Layout) -> str:
-    return f"balanced by {placed.mask}" if placed.kind == "balanced" else placed.kind
+    return f"{placed.kind} by {placed.mask}" if placed.kind in ("balanced", "placed") else placed.kind
 
 
 def _sides(placed: Layout) -> Tuple[Tuple[str, int], ...]:

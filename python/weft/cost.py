@@ -6,7 +6,7 @@ from typing import Any, List, Optional, Sequence, Tuple, Union
 
 from . import _core
 from ._arrays import dtype_of, error, listed
-from ._core import BatchChoice, DType, Layout, Machine, Mask, Packing, Problem
+from ._core import BatchChoice, DType, Layout, Machine, Mask, Packing, Placement, Problem
 from .packings import as_packing
 from .schedule import Schedule
 from .types import DTypeName, Numbers
@@ -97,7 +97,7 @@ def chosen_schedule(problem: Problem, placed: Layout, heads_q: int, heads_k: int
     if dtype is DType.f64:
         dtype = DType.f32  # machines have no rates for f64, which is for checks: any schedule will do
     on = machine(where)
-    if placed.kind == "explicit":
+    if placed.kind == "explicit" or placed.own_options:
         return _best_schedule(problem, placed, heads_q, heads_k, dtype, dim_qk, dim_v, on)
     return _chosen_schedule(placed.packing, problem.mask, placed.kind, placed.mask, placed.ranks, heads_q, heads_k,
                             dtype, dim_qk, dim_v, on)
@@ -124,3 +124,25 @@ def choose(packing: Union[Packing, Numbers], masks: Union[Mask, Sequence[Mask]],
         raise error(f"{len(counts)} counts for {len(masks)} masks", "give one for each mask")
     return _core.choose([Problem(packing, mask) for mask in masks], counts, ranks, *heads, dtype_of(dtype, RATED), *dims,
                         _machine_of(machine), backward, memory_bytes)
+
+
+def place(packing: Union[Packing, Numbers], ranks: int, *, mask: Optional[Mask] = None, capacity: int = 0, node: int = 0,
+          machine: AnyMachine = None, heads: Tuple[int, int] = (64, 8), dim: Union[int, Tuple[int, int]] = 128,
+          dtype: DTypeName = "bf16", backward: bool = True) -> Placement:
+    """Layout "placed" with options: each sequence on as few ranks as balance and memory allow, and why.
+
+    The result's `layout` is for shard, attention and unshard. capacity: rows of a rank at most; 0: a sixteenth more than an
+    even share. node: ranks that fast links join. machine: a name, a file or a weft.Machine whose rates
+    and links are weighed for heads, dim and dtype, and which says the node; without one all are as in layout="placed".
+    All ranks have to give the same.
+
+        >>> import weft
+        >>> p = weft.place(weft.Packing([0, 300, 8300, 8500, 9000]), ranks=4, node=4)
+        >>> p.ranks.tolist(), p.reasons
+        ([1, 4, 1, 2], ['whole', 'rows', 'whole', 'room'])
+        >>> x = p.layout.tokens(0)
+    """
+    packing = as_packing(packing)
+    dims = dim if isinstance(dim, tuple) else (dim, dim)
+    return _core.place(packing, ranks, mask or _core.usual_mask(packing), capacity, node,
+                       None if machine is None else _machine_of(machine), heads, dtype_of(dtype, RATED), dims, backward)

@@ -54,8 +54,8 @@ def layout_of(
 ) -> Layout:
     """The Layout that a caller means: by name, as it is, or None for the usual one (usual_layout).
 
-    balanced and auto go by the mask: causal unless one is given (full, where keys are other sequences than queries). auto:
-    the best on the machine that the format allows.
+    balanced, placed and auto go by the mask: causal unless one is given (full, where keys are other sequences than queries).
+    auto: the best on the machine that the format allows.
     """
     if mask is not None and not isinstance(mask, Mask):
         raise error(f"the mask that the layout goes by is of type {type(mask).__name__}", "give a weft.Mask")

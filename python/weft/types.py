@@ -15,7 +15,7 @@ Numbers = Union[Sequence[int], Array]  # whole numbers: a list, or a one-dimensi
 
 FormatName = Literal["thd", "bshd", "sbhd"]
 DTypeName = Literal["f64", "f32", "bf16", "f16"]
-LayoutName = Literal["contiguous", "dual_chunk", "zigzag", "striped", "balanced", "auto"]
+LayoutName = Literal["contiguous", "dual_chunk", "zigzag", "striped", "balanced", "placed", "auto"]
 ScheduleName = Literal["all_gather", "ring", "all_to_all", "hybrid", "exact", "auto", "p2p", "a2a", "ulysses", "a2a+p2p", "usp"]
 Side = Literal["q", "k"]
 

@@ -163,7 +163,7 @@ Index Definition::first_key(Index k_token) const {
 }
 
 std::vector<std::vector<Index>> Definition::owned(bool keys) const {
-  if (case_.layout == LayoutKind::balanced || case_.layout == LayoutKind::explicit_runs) return {};
+  if (case_.layout >= LayoutKind::balanced) return {};  // those are tables, not arithmetic
   const Side& side = keys && case_.k ? *case_.k : case_.q;
   const std::vector<Index>& offsets = begins(side);
   const Index n = case_.ranks, begin = offsets.front(), total = offsets.back() - begin;

@@ -172,17 +172,22 @@ std::vector<Run> runs_of(const Blocks& blocks, std::vector<Index> own) {
 
 }  // namespace
 
-Layout Layout::balanced(const Problem& problem, Index ranks) {
-  const Stream& stream = problem.packing().q();
+void detail::check_queries(std::span<const Slice> slices, const Stream& stream) {
   const Range dealt = stream.extent();
-  const Index rows = contiguous(stream, ranks).rows();
-  const std::vector<Slice> slices = problem.global_slices();
   for (const Slice& s : slices) {
     if (s.q_begin < dealt.begin || s.q_end > dealt.end)
       throw Error(text("a slice has queries ", s.q_begin, ":", s.q_end, " outside the sequences' ", dealt.begin, ":",
                        dealt.end),
                   "keep slices inside the sequences");
   }
+}
+
+Layout Layout::balanced(const Problem& problem, Index ranks) {
+  const Stream& stream = problem.packing().q();
+  const Range dealt = stream.extent();
+  const Index rows = contiguous(stream, ranks).rows();
+  const std::vector<Slice> slices = problem.global_slices();
+  detail::check_queries(slices, stream);
   const RowPairs pairs(slices);
   const Index total = pairs.of(dealt);
   const Index target = total / ranks + total / ranks / 200;  // an imbalance of 1.005 is good enough

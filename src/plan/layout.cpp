@@ -7,20 +7,16 @@
 #include "index.h"
 #include "plan/layout_data.h"
 #include "text.h"
+#include "weft/placed.h"
 
 namespace weft {
 namespace {
 
-constexpr std::array<std::string_view, 6> kNames = {"contiguous", "dual_chunk", "zigzag",
-                                                    "striped",    "balanced",   "explicit"};
+constexpr std::array<std::string_view, 7> kNames = {"contiguous", "dual_chunk", "zigzag",  "striped",
+                                                    "balanced",   "placed",     "explicit"};
 
 // Far more ranks than any cluster has; keeps rank arithmetic and tables small.
 constexpr Index kMaxRanks = Index{1} << 20;
-
-void check_ranks(Index ranks) {
-  if (ranks < 1 || ranks > kMaxRanks)
-    throw Error(text(ranks, " ranks"), text("use a number of ranks from 1 to ", kMaxRanks));
-}
 
 void check_rank(Index rank, Index ranks) {
   if (rank < 0 || rank >= ranks)
@@ -29,13 +25,18 @@ void check_rank(Index rank, Index ranks) {
 
 }  // namespace
 
+void detail::check_ranks(Index ranks) {
+  if (ranks < 1 || ranks > kMaxRanks)
+    throw Error(text(ranks, " ranks"), text("use a number of ranks from 1 to ", kMaxRanks));
+}
+
 std::string_view name(LayoutKind kind) { return kNames[static_cast<std::size_t>(kind)]; }
 
 LayoutKind layout_kind(std::string_view wanted) {
   const auto found = std::find(kNames.begin(), kNames.end(), wanted);
   if (found == kNames.end())
     throw Error(text("there is no layout '", wanted, "'"),
-                "use contiguous, dual_chunk, zigzag, striped, balanced or explicit");
+                "use contiguous, dual_chunk, zigzag, striped, balanced, placed or explicit");
   return static_cast<LayoutKind>(found - kNames.begin());
 }
 
@@ -56,25 +57,25 @@ RegularRuns::Cut detail::cut_of(LayoutKind kind) {
 }
 
 Layout Layout::contiguous(const Stream& stream, Index ranks) {
-  check_ranks(ranks);
+  detail::check_ranks(ranks);
   const Index rows = ceil_div(stream.extent().size(), ranks);
   return Layout(detail::shared({LayoutKind::contiguous, stream, ranks, rows, rows}));
 }
 
 Layout Layout::zigzag(const Stream& stream, Index ranks) {
-  check_ranks(ranks);
+  detail::check_ranks(ranks);
   const Index piece = ceil_div(stream.extent().size(), 2 * ranks);
   return Layout(detail::shared({LayoutKind::zigzag, stream, ranks, 2 * piece, piece}));
 }
 
 Layout Layout::striped(const Stream& stream, Index ranks) {
-  check_ranks(ranks);
+  detail::check_ranks(ranks);
   const Index rows = ceil_div(stream.extent().size(), ranks);
   return Layout(detail::shared({LayoutKind::striped, stream, ranks, rows, 0, ranks}));
 }
 
 Layout Layout::dual_chunk(const Stream& stream, Index ranks) {
-  check_ranks(ranks);
+  detail::check_ranks(ranks);
   const Index multiple = 2 * ranks;
   for (Index i = 0; i < stream.sequences(); ++i) {
     if (stream.padded(i) % multiple != 0)
@@ -88,7 +89,7 @@ Layout Layout::dual_chunk(const Stream& stream, Index ranks) {
 
 Layout Layout::explicit_runs(const Stream& stream, std::vector<std::vector<Run>> runs) {
   const Index ranks = static_cast<Index>(runs.size());
-  check_ranks(ranks);
+  detail::check_ranks(ranks);
   std::vector<Run> all;
   std::vector<bool> held(at(stream.tokens()));
   Index rows = 0;
@@ -191,6 +192,7 @@ Layouts make_layouts(LayoutKind kind, const Problem& problem, Index ranks) {
         return Layout::contiguous(s, ranks);
     }
   };
+  if (kind == LayoutKind::placed) return place(problem, ranks).layouts;
   const Packing& packing = problem.packing();
   Layout q = kind == LayoutKind::balanced ? Layout::balanced(problem, ranks) : one(packing.q());
   Layout k = packing.self() ? q : one(packing.k());

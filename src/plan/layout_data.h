@@ -29,10 +29,10 @@ struct LayoutData {
   Index rows = 0;   // of each rank
   Index piece = 0;  // contiguous, zigzag
   Index stride = 1;
-  std::vector<std::vector<Run>> runs = {};  // by rank: balanced and explicit only, the others are arithmetic
+  std::vector<std::vector<Run>> runs = {};  // by rank: balanced, placed and explicit only, the others are arithmetic
   mutable CachedNumber fingerprint = {};
 
-  bool regular() const { return kind != LayoutKind::balanced && kind != LayoutKind::explicit_runs; }
+  bool regular() const { return kind < LayoutKind::balanced; }
 };
 
 inline std::shared_ptr<const LayoutData> shared(LayoutData data) {
@@ -58,6 +58,11 @@ struct RunSource {
   std::shared_ptr<const LayoutData> owner = {};  // keeps the offsets alive that RegularRuns points to
   Index sequences = 0;                           // of the owner's stream
 };
+
+// Far more ranks than any cluster has is an Error; so is none.
+void check_ranks(Index ranks);
+// Error if a slice of the caller's own has queries in no sequence.
+void check_queries(std::span<const Slice> slices, const Stream& stream);
 
 // The common stride of runs; Error if two differ. Runs of one row fit any.
 Index common_stride(std::span<const Run> runs);

@@ -57,7 +57,7 @@ std::vector<SupportRow> support_table() {
   for (const char* mask : {"full", "causal", "bottom_right", "window", "window_right", "chunked", "slices"})
     add(rows, "mask", mask, {});
   for (const LayoutKind kind : {LayoutKind::contiguous, LayoutKind::dual_chunk, LayoutKind::zigzag, LayoutKind::striped,
-                                LayoutKind::balanced, LayoutKind::explicit_runs}) {
+                                LayoutKind::balanced, LayoutKind::placed, LayoutKind::explicit_runs}) {
     const Index stride = kind == LayoutKind::striped ? kSomeRanks : 1;
     add(rows, "layout", std::string(name(kind)), {.stride_q = stride, .stride_k = stride});
   }

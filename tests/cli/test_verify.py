@@ -65,7 +65,7 @@ def test_random(weft):
     assert 0 < got["with_remote_keys"] < 300
     counts = [n for masks in got["by_layout"].values() for n in masks.values()]
     assert sum(counts) == 300
-    assert set(got["by_layout"]) == {"contiguous", "dual_chunk", "zigzag", "striped", "balanced", "explicit"}
+    assert set(got["by_layout"]) == {"contiguous", "dual_chunk", "zigzag", "striped", "balanced", "placed", "explicit"}
     assert all(s["count"] < 30 and s["reason"] for s in got["skipped"])
     assert "300 cases" in result.out and "0 failed" in result.out
 

@@ -142,8 +142,8 @@ def test_matrix_meets_every_pair_of_a_schedule_and_anything(weft):
     assert result.json["failed"] == 0 and result.json["failures"] == []
     of = tables(result.json)
     layouts = {values[0] for values in of[("layout", "mask")]}
-    assert layouts == {"contiguous", "dual_chunk", "zigzag", "striped", "balanced", "explicit"}
-    assert len(of[("layout", "mask")]) == 6 * 8
+    assert layouts == {"contiguous", "dual_chunk", "zigzag", "striped", "balanced", "placed", "explicit"}
+    assert len(of[("layout", "mask")]) == 7 * 8
     for axis, count in [("packing", 5), ("dtype", 3), ("ranks", 4), ("format", 3), ("heads", 6), ("widths", 4),
                         ("sink", 3), ("softcap", 2), ("scale", 2)]:
         assert len(of[(axis,)]) == count, axis
@@ -190,7 +190,7 @@ def test_pairs_of_a_matrix(weft):
     line = few.out.split("\n")[1]
     assert f"those {done} in which" in line and "left out: --pairwise" in line
     of = tables(few.json)
-    assert len(of[("layout", "mask")]) == 6 * 8  # any two values of these two meet, and not only where they are refused
+    assert len(of[("layout", "mask")]) == 7 * 8  # any two values of these two meet, and not only where they are refused
     assert all(sum(c["ok"] for c in by.values()) > 0 for by in of[("layout", "mask")].values())
     for axis, count in [("packing", 5), ("dtype", 3), ("ranks", 2), ("format", 3), ("heads", 6), ("widths", 4)]:
         assert len(values_of(few.json, axis)) == count, axis

@@ -123,6 +123,8 @@ TEST(DeviceCapacity, Refuses) {
   const DeviceLayout good{LayoutKind::zigzag, 2}, balanced{LayoutKind::balanced, 2}, striped{LayoutKind::striped, 2};
   const DeviceRuns runs = good.runs(0);
   expect_refusal([&] { device_plan_capacity({s, {}, {}, balanced.runs(0), runs}); }, {"balanced", "make_plan"});
+  expect_refusal([&] { device_plan_capacity({s, {}, {}, DeviceLayout{LayoutKind::placed, 2}.runs(0), runs}); },
+                 {"placed", "make_plan"});
   expect_refusal([&] { device_plan_capacity({s, {}, {.slices = std::vector<Slice>{}}, runs, runs}); },
                  {"slices of its own"});
   expect_refusal([&] { device_plan_capacity({s, {}, {.left = -2}, runs, runs}); }, {"window left = -2"});

@@ -33,7 +33,7 @@ TEST(Layout, Examples) {
 }
 
 TEST(Layout, Names) {
-  for (const char* n : {"contiguous", "dual_chunk", "zigzag", "striped", "balanced", "explicit"})
+  for (const char* n : {"contiguous", "dual_chunk", "zigzag", "striped", "balanced", "placed", "explicit"})
     EXPECT_EQ(name(layout_kind(n)), n);
   expect_refusal([] { (void)layout_kind("spiral"); }, {"'spiral'", "zigzag"});
 }
@@ -186,7 +186,7 @@ TEST(Layout, BalancedBeatsTheOthersOnAHardPack) {
 TEST(Layout, MoreRanksThanTokens) {
   const Problem problem(Stream::from_lengths(Indices{2, 1}), {.causal = true});
   for (const LayoutKind kind :
-       {LayoutKind::contiguous, LayoutKind::zigzag, LayoutKind::striped, LayoutKind::balanced}) {
+       {LayoutKind::contiguous, LayoutKind::zigzag, LayoutKind::striped, LayoutKind::balanced, LayoutKind::placed}) {
     const Layouts l = make_layouts(kind, problem, 16);
     Index pairs = 0;
     for (Index r = 0; r < 16; ++r) pairs += visible_pairs(make_plan(problem, l.q.runs(r), l.k.rank_order()));

@@ -70,7 +70,7 @@ TEST(Executor, EqualsTheReference) {
     const Exact want(p, in);
     for (const Index ranks : kRanks) {
       for (const LayoutKind kind : {LayoutKind::contiguous, LayoutKind::dual_chunk, LayoutKind::zigzag,
-                                    LayoutKind::striped, LayoutKind::balanced}) {
+                                    LayoutKind::striped, LayoutKind::balanced, LayoutKind::placed}) {
         if (kind == LayoutKind::dual_chunk && ranks == 3) continue;  // documents are padded to 16
         if (kind == LayoutKind::balanced && !problem.packing().self()) continue;
         const Layouts layouts = make_layouts(kind, problem, ranks);

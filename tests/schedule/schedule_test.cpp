@@ -41,7 +41,7 @@ TEST(Schedule, Refusals) {
 // It holds all keys: nothing is copied into a buffer, and no gradients are brought home.
 TEST(Schedule, OneRankMovesNothing) {
   const Problem problem(Stream::from_lengths(std::vector<Index>{40, 24}), {.causal = true});
-  for (const LayoutKind layout : {LayoutKind::zigzag, LayoutKind::striped, LayoutKind::balanced}) {
+  for (const LayoutKind layout : {LayoutKind::zigzag, LayoutKind::striped, LayoutKind::balanced, LayoutKind::placed}) {
     for (const ScheduleKind kind : schedule_kinds()) {
       ScheduleOptions options{.kind = kind};
       if (kind == ScheduleKind::hybrid) options.ulysses = 1;

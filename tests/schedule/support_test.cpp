@@ -98,6 +98,7 @@ Meanings problem_meanings() {
             {"zigzag", set(&Case::layout, LayoutKind::zigzag)},
             {"striped", set(&Case::layout, LayoutKind::striped)},
             {"balanced", set(&Case::layout, LayoutKind::balanced)},
+            {"placed", set(&Case::layout, LayoutKind::placed)},
             {"explicit", explicit_runs(pieces(40))},
             {"striped, keys in sequence order", set(&Case::layout, LayoutKind::striped)},
             {"striped queries, other keys",

@@ -124,7 +124,7 @@ def test_backward_twice_and_in_any_order():
 
 
 SCHEDULES = weft._core.schedules()
-LAYOUTS = ("contiguous", "dual_chunk", "zigzag", "striped", "balanced", "explicit")
+LAYOUTS = ("contiguous", "dual_chunk", "zigzag", "striped", "balanced", "placed", "explicit")
 
 
 def _explicit(packing, ranks):

@@ -164,7 +164,7 @@ def _owner(layout, packing, ranks):
     return owner
 
 
-@pytest.mark.parametrize("layout", ["contiguous", "striped", "zigzag", "dual_chunk", "balanced"])
+@pytest.mark.parametrize("layout", ["contiguous", "striped", "zigzag", "dual_chunk", "balanced", "placed"])
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4])
 def test_layout(layout, ranks):
     packing = weft.Packing.from_lengths([5, 0, 12, 1, 9], multiple=2 * ranks if layout == "dual_chunk" else 1)
@@ -184,7 +184,7 @@ def test_layout(layout, ranks):
         np.testing.assert_array_equal(placed.valid(rank), held & (position[tokens] >= 0))
         parts.append(weft.shard(x, rank, ranks=ranks, layout=placed))
         np.testing.assert_array_equal(parts[-1], np.where(held[:, None], x[tokens], 0))
-    if layout != "balanced":
+    if layout not in ("balanced", "placed"):
         np.testing.assert_array_equal(owner, _owner(layout, packing, ranks))
     assert (owner >= 0).all()
     np.testing.assert_array_equal(weft.unshard(parts, packing=packing, layout=layout, mask=mask), x)
@@ -218,7 +218,7 @@ def assert_each_pair_once(see, plans):
 
 
 @examples(80)
-@given(sides, masks, st.sampled_from(["zigzag", "contiguous", "striped", "balanced"]), st.integers(1, 4))
+@given(sides, masks, st.sampled_from(["zigzag", "contiguous", "striped", "balanced", "placed"]), st.integers(1, 4))
 def test_plans_cover_every_pair_once(parts, mask, layout, ranks):
     problem, see = _problem(parts, parts, mask)
     placed = weft.Layout(layout, problem.packing, ranks, problem.mask)
@@ -247,7 +247,7 @@ def test_shards_of_a_batch(format, layout):
 # --- Rows ---
 
 
-@pytest.mark.parametrize("layout", ["dual_chunk", "zigzag", "striped", "balanced"])
+@pytest.mark.parametrize("layout", ["dual_chunk", "zigzag", "striped", "balanced", "placed"])
 def test_orders(layout):
     packing = weft.Packing.from_lengths([5, 8, 1], multiple=6)
     placed = weft.Layout(layout, packing, 3)

@@ -30,7 +30,7 @@ OPTIONS = {  # of schedules: (who has it, who has it not, values of the wrong ki
     "ulysses": ("hybrid", "all_to_all", [None]), "outer": ("hybrid", "ring", ["around", 3]), "stages": ("exact", "ring", [2.0]),
     "ranks_per_step": ("ring", "exact", ["x"]), "node": ("exact", "all_to_all", ["x"]),
 }
-NAMES = {"schedule": weft._core.schedules(), "layout": ["contiguous", "dual_chunk", "zigzag", "striped", "balanced"],
+NAMES = {"schedule": weft._core.schedules(), "layout": ["contiguous", "dual_chunk", "zigzag", "striped", "balanced", "placed"],
          "kernel": ["cpu", "reference"]}
 CASES = [(name, value) for name, values in WRONG.items() for value in values]
 

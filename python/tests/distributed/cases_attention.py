@@ -127,7 +127,7 @@ def one_kv_head_and_heads_that_do_not_divide():
 def all_gather_has_the_bits_of_one_rank():
     whole = tensors(SELF)
     out = run(*whole, SELF, causal=True, one_rank=True)[0]
-    for layout in ("zigzag", "contiguous", "balanced"):
+    for layout in ("zigzag", "contiguous", "balanced", "placed"):
         rows = [weft.torch.shard(x, SELF, layout=layout, mask=MASKS["causal"]) for x in whole]
         got = run(*rows, SELF, causal=True, layout=layout, layout_mask=MASKS["causal"])[0]
         assert torch.equal(got, weft.torch.shard(out, SELF, layout=layout, mask=MASKS["causal"])), layout

@@ -39,7 +39,7 @@ SCHEDULES = {
     "hybrid_gather": dict(schedule=weft.Schedule("hybrid", ulysses=2, outer="all_gather")),
     "exact": dict(schedule=weft.Schedule("exact", stages=2)),
 }
-LAYOUTS = ["zigzag", "contiguous", "striped", "balanced", "dual_chunk"]
+LAYOUTS = ["zigzag", "contiguous", "striped", "balanced", "placed", "dual_chunk"]
 
 
 def tensors(packing, seed=0, *, heads=(4, 2), dim=8, dim_v=12, dtype=torch.float32):
@@ -72,7 +72,7 @@ def compare(packing, mask, how, *, group=None, layout="zigzag", sink=None, toler
     whole = tensors(packing, **more)
     expected = run(*whole, packing, mask, one_rank=True, sink=sink)
     rows = [weft.torch.shard(x, packing, group, layout=layout, mask=mask, side=side) for x, side in zip(whole, "qkkq")]
-    dealt = dict(layout_mask=mask) if layout == "balanced" else {}
+    dealt = dict(layout_mask=mask) if layout in ("balanced", "placed") else {}
     got = run(*rows, packing, mask, group=group, layout=layout, sink=sink, **dealt, **how)
     real = [weft.torch.valid_rows(packing, group, layout=layout, mask=mask, side=side, device=DEVICE[0]) for side in "qk"]
     for g, e, side, name in zip(got, expected, "qqkk", ("out", "dq", "dk", "dv")):

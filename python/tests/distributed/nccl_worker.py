@@ -56,7 +56,7 @@ def cross_and_slices():
 def bits_of_one_rank():
     """all_gather in sequence order, for every dtype."""
     packing = packing_of("zigzag", 0)
-    for (dtype, _), layout in itertools.product(DTYPES.values(), ("zigzag", "contiguous", "balanced")):
+    for (dtype, _), layout in itertools.product(DTYPES.values(), ("zigzag", "contiguous", "balanced", "placed")):
         for order in (SCHEDULES["all_gather"], SCHEDULES["all_gather_groups"]):
             whole = tensors(packing, dtype=dtype, **SHAPE)
             out = run(*whole, packing, CAUSAL, one_rank=True)[0]

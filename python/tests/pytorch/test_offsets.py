@@ -218,8 +218,9 @@ def test_a_decoder_over_ranks(monkeypatch):
 def test_refusals():
     *inputs, _ = tensors()
     cu = ints([0, TOKENS])
-    with refused("layout balanced"):
-        offsets.attention(*inputs, cu_seqlens_q=cu, layout="balanced")
+    for layout in ("balanced", "placed"):
+        with refused(f"layout {layout}", "zigzag"):
+            offsets.attention(*inputs, cu_seqlens_q=cu, layout=layout)
     with refused("checked is given"):
         offsets.attention(*inputs, cu_seqlens_q=cu, checked=True)
     with refused("k has shape [66, 16]"):

@@ -259,8 +259,9 @@ def test_refusals():
     x, cu = torch.zeros(8, 2), torch.tensor([0, 8])
     with refused("there is no rank 2 of 2"):
         rows.shard(x, cu, 2, 2)
-    with refused("is made on the host"):
-        rows.shard(x, cu, 2, 0, layout="balanced")
+    for layout in ("balanced", "placed"):
+        with refused(f"layout {layout}", "is made on the host"):
+            rows.shard(x, cu, 2, 0, layout=layout)
     with refused("8"):
         rows.shard(x, torch.tensor([0, 9]), 2, 0)
     with refused("torch.float32"):

@@ -100,10 +100,10 @@ class ContextParallel:
     group, None for the default group. Without any group, and with "", this process has the whole pack; under torchrun without
     init_process_group None is an error.
 
-    mask: causal unless given, here or by its parts (window=...); a layer may have another. layout: a name; balanced and auto
-    go by the mask. reduction: what happens to gradients of the ranks, "mean" where they are averaged (DDP, FSDP), "sum" where
-    they are added up; loss and scale need it wherever there are several ranks. Other options (schedule, scale, softcap,
-    deterministic, kernel, checked) are those of context_parallel_attention, for all layers.
+    mask: causal unless given, here or by its parts (window=...); a layer may have another. layout: a name; balanced, placed
+    and auto go by the mask. reduction: what happens to gradients of the ranks, "mean" where they are averaged (DDP, FSDP),
+    "sum" where they are added up; loss and scale need it wherever there are several ranks. Other options (schedule, scale,
+    softcap, deterministic, kernel, checked) are those of context_parallel_attention, for all layers.
 
         >>> import torch, weft, weft.torch
         >>> cp = weft.torch.ContextParallel([0, 7, 16])
@@ -142,7 +142,7 @@ class ContextParallel:
         self._options: Dict[str, Any] = {**given, "schedule": schedule, "group": self.group}
         if self.group:
             self._options["layout"] = self._layout.kind
-            if (by_mask or masks is not None) and self._layout.kind == "balanced":
+            if (by_mask or masks is not None) and self._layout.kind in ("balanced", "placed"):
                 self._options["layout_mask"] = self.mask if masks is None else OWN
         self._packed = pack(self.packing) if masks is None else masks.packed(self._rule, None)
         self._parts = {} if self.mask.slices is not None else {name: getattr(self.mask, name) for name in _MASK}

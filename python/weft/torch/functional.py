@@ -41,7 +41,7 @@ def _how(mask: Optional[Mask], group: Any, options: Dict[str, Any]) -> str:
 
 
 def _layout_mask(layout_mask: Any, mask: Optional[Mask]) -> Tuple[Any, Any]:
-    """The mask that layouts go by, as an operator can take it, and its slices if the packing has to bring them."""
+    """What layouts balanced and placed go by, as an operator can take it; its slices if the packing has to bring them."""
     if isinstance(layout_mask, str) and layout_mask == OWN:
         return OWN, None
     if not isinstance(layout_mask, Mask):

@@ -153,7 +153,7 @@ def _new_call(how: str) -> Call:
 
 
 def _dealt_by(said: Dict[str, Any], mask: _core.Mask, slices: Any) -> Optional[_core.Mask]:
-    """The mask that layouts balanced and auto go by: that of shard, which is not always the layer's. None: the usual one.
+    """The mask that layouts balanced, placed and auto go by: shard's, which is not always the layer's. None: the usual one.
 
     slices: those that came with the packing for it.
     """

@@ -94,7 +94,7 @@ void limit_pairs(Case& to) {
 
 Case random_large_case(Choices& c, const Sizes& sizes, std::optional<LayoutKind> layout) {
   Case to;
-  to.layout = layout ? *layout : static_cast<LayoutKind>(c.pick(0, 5));
+  to.layout = layout ? *layout : static_cast<LayoutKind>(c.pick(0, 6));
   to.ranks = c.pick(2, 8);
   const std::vector<Index> lengths = lengths_of(c, c.pick(sizes.least, sizes.most));
   const Index multiple = to.layout == LayoutKind::dual_chunk ? 2 * to.ranks : 1;

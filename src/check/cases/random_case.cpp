@@ -142,7 +142,7 @@ std::vector<std::vector<Run>> random_runs(Choices& c, const Side& side, Index ra
 
 Case random_case(Choices& c, std::optional<LayoutKind> layout) {
   Case to;
-  to.layout = layout ? *layout : static_cast<LayoutKind>(c.pick(0, 5));
+  to.layout = layout ? *layout : static_cast<LayoutKind>(c.pick(0, 6));
   to.ranks = c.pick(1, 8);
   if (to.ranks == 1 && !c.one_in(8)) to.ranks = 2;
   const Index sequences = c.pick(0, 5);

@@ -60,6 +60,7 @@ TEST(Law, dual_chunk) { check_layout(LayoutKind::dual_chunk); }
 TEST(Law, zigzag) { check_layout(LayoutKind::zigzag); }
 TEST(Law, striped) { check_layout(LayoutKind::striped); }
 TEST(Law, balanced) { check_layout(LayoutKind::balanced); }
+TEST(Law, placed) { check_layout(LayoutKind::placed); }
 TEST(Law, explicit) { check_layout(LayoutKind::explicit_runs); }
 
 }  // namespace

@@ -57,7 +57,8 @@ Question drawn(std::mt19937_64& engine, const std::vector<Index>& documents) {
   c.heads_k = kHeads[heads][1];
   c.dim_qk = c.dim_v = pick({64, 128});
   c.dtype = engine() % 3 == 0 ? DType::bf16 : DType::f32;
-  const LayoutKind layouts[] = {LayoutKind::zigzag, LayoutKind::contiguous, LayoutKind::balanced, LayoutKind::striped};
+  const LayoutKind layouts[] = {LayoutKind::zigzag, LayoutKind::contiguous, LayoutKind::balanced, LayoutKind::striped,
+                                LayoutKind::placed};
   c.layout = layouts[engine() % std::size(layouts)];
   c.seed = engine();
   q.ratio = std::exp(std::log(0.05) + uniform() * std::log(3 / 0.05));

@@ -12,7 +12,7 @@
 namespace weft::tool {
 namespace {
 
-const std::vector<std::string> kLayouts = {"contiguous", "dual_chunk", "zigzag", "striped", "balanced"};
+const std::vector<std::string> kLayouts = {"contiguous", "dual_chunk", "zigzag", "striped", "balanced", "placed"};
 
 draw::Subject subject_of(const Flags& flags, const check::Case& c) {
   return {.problem = check::problem_of(c),

@@ -47,7 +47,7 @@ std::vector<std::string> values_of(const Flags& flags, std::string_view flag, st
 }
 
 std::vector<std::string> layout_names(const Flags& flags) {
-  std::vector<std::string> all = {"contiguous", "zigzag", "striped", "balanced"};
+  std::vector<std::string> all = {"contiguous", "zigzag", "striped", "balanced", "placed"};
   const std::string given = flags.text("layout", kDefaultLayout);
   return given == "all" ? all : list_of("--layout", given, all);
 }

@@ -51,7 +51,8 @@ std::vector<DType> dtypes_of(const Flags& flags) {
 
 std::vector<LayoutKind> layouts_of(const Flags& flags) {
   std::vector<LayoutKind> layouts;
-  const std::vector<std::string> all = {"contiguous", "dual_chunk", "zigzag", "striped", "balanced", "explicit"};
+  const std::vector<std::string> all = {"contiguous", "dual_chunk", "zigzag",  "striped",
+                                        "balanced",   "placed",     "explicit"};
   for (const std::string& name : list_of("--layout", flags.text("layout", "all"), all))
     layouts.push_back(layout_kind(name));
   return layouts;
