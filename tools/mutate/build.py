@@ -79,9 +79,9 @@ class Build:
                 self.live_lines[(file, obj)] = known
         return line in known
 
-    def compile(self, obj, overlay, out, rounded=False):
+    def compile(self, obj, overlay, out, rounded=False, flags=()):
         """Compiles an object with the files below `overlay` in place of the originals. False: it does not compile."""
-        argv = [a for a in self.commands[obj] if not a.startswith("-W")]
+        argv = [a for a in self.commands[obj] if not a.startswith("-W")] + list(flags)
         argv[argv.index("-o") + 1] = str(out)
         own = overlay / self.sources[obj]
         if own.exists():
