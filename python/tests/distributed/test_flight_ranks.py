@@ -21,7 +21,8 @@ def test_a_hang_is_drawn(tmp_path):
         (record,) = [r for r in map(json.loads, file.read_text().splitlines()) if r["ranks"] > 1]
         last[record["rank"]] = record["calls"][-1]
     assert last[flight_worker.LATE]["state"] == "done" and last[flight_worker.LATE]["pass"] == "backward", last
-    assert {last[r]["state"] for r in range(flight_worker.RANKS) if r != flight_worker.LATE} <= {"failed", "waiting", "posted"}, last
+    others = {last[r]["state"] for r in range(flight_worker.RANKS) if r != flight_worker.LATE}
+    assert others <= {"failed", "waiting", "posted"}, last
     said = subprocess.run([sys.executable, "-m", "weft", "explain", "--flight", *files, "--html", tmp_path / "page.html"],
                           capture_output=True, text=True, check=True).stdout
     assert "They parted at call #" in said and "of forward step 1: ranks 0, 1, 3 have made it" in said, said

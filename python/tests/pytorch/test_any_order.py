@@ -93,8 +93,9 @@ def run(comm, lengths, steps):
         else:
             got = weft.torch.unshard(x.detach(), packing, group, layout=layout)
             torch.testing.assert_close(got, want.detach(), rtol=1e-9, atol=1e-11)
-    got, layout, want = values[-1]
-    torch.testing.assert_close(weft.torch.unshard(got.detach(), packing, group, layout=layout), want.detach(), rtol=1e-9, atol=1e-11)
+    x, layout, want = values[-1]
+    got = weft.torch.unshard(x.detach(), packing, group, layout=layout)
+    torch.testing.assert_close(got, want.detach(), rtol=1e-9, atol=1e-11)
 
 
 def check(program):
