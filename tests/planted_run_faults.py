@@ -30,6 +30,7 @@ FORWARD, BACKWARD, BUFFER = "src/run/forward.cpp", "src/run/backward.cpp", "src/
 TRANSPORT = "python/weft/torch/transport.py"
 STRICT, EXECUTOR = ("unit_run", "Strict.*"), ("unit_run", "Executor.EqualsTheReference:Executor.AnyHeadsOnAnyRanks")
 KV, CHECKED, SEALS = ("unit_prepare", "KvBuffer.*:KvDrop.*"), ("unit_run", "Checked.*"), ("unit_comm", "CheckedMessages.*")
+ROWS = ("unit_rows", "*")
 COMM, GLOO = ("unit_comm", "Communicator.*:Request.*"), ("pytest", "python/tests/distributed/test_transport.py")
 
 FAULTS = [Fault(*fault[:4], *fault[4]) for fault in [
@@ -76,6 +77,22 @@ FAULTS = [Fault(*fault[:4], *fault[4]) for fault in [
      "finish(state, sinks[0])", EXECUTOR),
     ("the head map of a group of heads counts from the first head of all", "src/run/executor.cpp",
      "attention.head_map[at(h)] - step.heads_k.begin", "attention.head_map[at(h)]", ("unit_check", "*")),
+    ("rows enter a node a step too late", FEED, "    enter_nodes(n + 2);\n", "", STRICT),
+    ("gradients of rows without keys are made of what was there", "src/kernel/finish.cpp",
+     "      store(args.out, row, h, nothing.data(), T{0});", "      store(args.out, row, h, sums.at<T>(row, h), T{0});",
+     ("unit_check", "*")),
+    # What a schedule says.
+    ("keys of all groups of a step come to one place", "src/schedule/build.cpp",
+     "Range{(d - distances.begin) * rows, (d - distances.begin + 1) * rows}", "Range{0, rows}", EXECUTOR),
+    ("gradients go home around the ring the wrong way", "src/schedule/build.cpp", "move.home.push_back({peer(d), {place(d)}});",
+     "move.home.push_back({peer(-d), {place(d)}});", EXECUTOR),
+    ("slices of the rows that were sent count from the owner's rows", "src/schedule/build.cpp",
+     "places[at(range)] - touched[at(range)].begin", "places[at(range)]", EXECUTOR),
+    ("swapped query heads look for their K/V head among all", "src/schedule/build.cpp", "kv_head(s, h) - swap.heads_k[me].begin",
+     "kv_head(s, h)", EXECUTOR),
+    ("gradients of the own keys are counted as if they travelled", "src/schedule/traffic.cpp",
+     "      if (shifted) count.move(move.sends, move.receives, sums);", "      count.move(move.sends, move.receives, sums);",
+     ("unit_check", "*")),
     # Heads swapped for sequence.
     ("every member of a group sends the rows of the first one", SWAP, "{i * p.own.rows, (i + 1) * p.own.rows}",
      "{0, p.own.rows}", EXECUTOR),
@@ -98,7 +115,20 @@ FAULTS = [Fault(*fault[:4], *fault[4]) for fault in [
     ("a backward with the results of another forward is not noticed", "src/run/agreement.cpp", "  check_forwards(all);\n", "", CHECKED),
     ("calls of two layers are taken for one", "src/run/agreement.cpp",
      "std::array{r.kind, r.layer, r.micro, r.object}", "std::array{r.kind, r.micro}", CHECKED),
+    ("a rank that made a call more than the others is not noticed", "src/run/agreement.cpp", "  check_calls(all);\n", "",
+     ("unit_run", "Checked*:Fault*")),
+    ("executors are not told apart", "src/run/agreement.cpp", "object_(++ranks.calls().objects)", "object_(0)", CHECKED),
     # Communicators.
+    ("sums of f64 are made of halves of numbers", "src/comm/blocks.cpp", "return add_numbers<double>(from, to, bytes);",
+     "return add_numbers<float>(from, to, bytes);", COMM),
+    ("what is to be added replaces", "src/comm/blocks.cpp", "to[i] += from[i];", "to[i] = from[i];", COMM),
+    ("heads with gaps between them are taken for one piece", "src/comm/blocks.cpp",
+     "  if (block.parts == 1 || block.part_stride == block.bytes) {", "  if (block.parts >= 1) {", ("unit_comm", "Blocks.*")),
+    ("a split of processes takes messages of the whole", "src/comm/processes/communicator.cpp",
+     "(group_->context * 1'000'003 + number + 1) * 0x9e3779b97f4a7c15", "group_->context", ("unit_comm", "Processes.*")),
+    ("processes take messages of another size", "src/comm/processes/communicator.cpp",
+     "    if (static_cast<Index>(got->size()) != m.size()) refuse(m, text(got->size(), \" bytes\"));\n", "",
+     ("unit_comm", "Processes.*")),
     ("a reduce-scatter adds to what was there", "src/comm/communicator.cpp", "peer == 0 ? Message::Combine::replace : add)",
      "add)", COMM),
     ("a NaN of one rank does not show in the largest", "src/comm/communicator.cpp", "value > into || std::isnan(value)",
@@ -118,6 +148,8 @@ FAULTS = [Fault(*fault[:4], *fault[4]) for fault in [
      "      run::clear(options.place, view);\n", "", KV),
     ("a backward does not wait for keys that are still on their way", BUFFER,
      "  while (!d.arrivals.empty()) d.wait_for(d.arrivals.front().micro);\n", "", KV),
+    ("slices in a K/V buffer that has gone round are those of its first round", BUFFER, "shift_bound(whole.lo, shift)",
+     "whole.lo", KV),
     ("a K/V cache forgets how many rows were appended", "src/prepare/kv_cache.cpp", "used_[i] += counts[i];",
      "static_cast<void>(i);", ("unit_prepare", "KvCache.*")),
     ("queries on a K/V cache see as if they were its first rows", "src/prepare/kv_cache.cpp",
@@ -126,7 +158,23 @@ FAULTS = [Fault(*fault[:4], *fault[4]) for fault in [
      "w.first_document_begin = span->begin", ("unit_prepare", "*")),
     ("packs are filled as if documents had no padding", "src/prepare/packer.cpp", "pack.room -= padded(piece.length, o.multiple);",
      "pack.room -= piece.length;", ("unit_prepare", "Packer.*")),
+    ("keys of a window are counted as if its first document began in it", "src/prepare/micro.cpp",
+     "w.cu_seqlens_k[i] += w.begin - w.first_document_begin;", "w.cu_seqlens_k[i] += 0;", ("unit_prepare", "*")),
+    # Rows.
+    ("rows go from sequence order to rank order where they should come back", "src/rows/rows.cpp",
+     "copy_rows(ranks, row, sequence, token, count)", "copy_rows(sequence, token, ranks, row, count)", ROWS),
+    ("a shard's rows without a token keep what was there", "src/rows/rows.cpp",
+     "    if (!filled[at(row)]) std::memset(row_of(local, row), 0, at(local.row_bytes));", "    static_cast<void>(row);", ROWS),
+    ("every chunk begins where its sequence does", "src/rows/rows.cpp", "out.cu_seqlens_padded.push_back(stream.offset(i) + begin);",
+     "out.cu_seqlens_padded.push_back(stream.offset(i));", ROWS),
+    ("a step's keys are counted with those that nobody sees", "src/rows/varlen_steps.cpp", "add_side(e.k.begin, e.keys(),",
+     "add_side(e.k.begin, e.k.size(),", ROWS),
+    ("a ring is gone around the other way", "src/rows/varlen_steps.cpp", "rank >= step ? rank - step : rank - step + ranks",
+     "(rank + step) % ranks", ROWS),
     # Over torch's groups.
+    ("the gradient of a change of layout goes the way of the rows", "python/weft/torch/relayout.py",
+     "gradient, receive, ctx.receive_counts, send, ctx.send_counts, ctx.rows", "gradient, send, ctx.send_counts, receive, ctx.receive_counts, ctx.rows",
+     ("pytest", "python/tests/pytorch/test_any_order.py")),
     ("messages over gloo have no number", TRANSPORT, "(number * 1000003 + size) % _TAGS", "size % _TAGS", GLOO),
     ("a rank that gives up an exchange over gloo tells nobody", TRANSPORT,
      '            self.transport.fail("gave up an exchange after an error")\n', "", GLOO),
