@@ -265,7 +265,7 @@ class Runtime:
         return why is not None, why
 
     def pytest(self, file, package, folder):
-        command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", str(ROOT / file)]
+        command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-m", "not long", str(ROOT / file)]
         done = subprocess.run(command, capture_output=True, text=True, cwd=folder, env={**os.environ, "PYTHONPATH": str(package)},
                               timeout=300, check=False)
         found = re.search(r"^FAILED \S+::(\S+)", done.stdout, re.MULTILINE)

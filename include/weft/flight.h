@@ -20,8 +20,8 @@ struct FlightFile {
 };
 
 // From now on, in place of what was said before; communicators that end are then remembered too, the last 64 of them.
-// Takes the handler of the signal. A process that is forked afterwards writes nothing before it calls this itself. Error
-// if the file's folder cannot be written to, or the signal cannot be taken.
+// Takes the handler of the signal. A process that is forked afterwards writes nothing before it calls this itself.
+// Error if the file's folder cannot be written to, or the signal cannot be taken.
 WEFT_API void keep_flight_file(const FlightFile& file);
 
 }  // namespace weft

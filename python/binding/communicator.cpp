@@ -465,7 +465,8 @@ void bind_communicator(nb::module_& m) {
         keep_flight_file({.path = std::move(path), .on_failure = on_failure, .signal = signal});
       },
       "path"_a, "on_failure"_a = true, "signal"_a = 0, nb::call_guard<ReleaseGil>(),
-      "Writes flight_records() there when a call fails for the first time, and at every signal; \"\": nothing any more.");
+      "Writes flight_records() there when a call fails for the first time, and at every signal; \"\": nothing any "
+      "more.");
   m.def("python_communicator", &make_python_communicator, "rank"_a, "ranks"_a, "name"_a, "transport"_a,
         "reaches_gpus"_a = false);
 }

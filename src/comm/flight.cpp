@@ -75,10 +75,10 @@ std::string call_json(const RecordedCall& call, Clock::time_point now, double ti
   constexpr std::array kNames{"posted", "waiting", "queued", "done", "failed"};
   const bool over = call.state == RecordedCall::State::done || call.state == RecordedCall::State::failed;
   const auto seconds = [](Clock::duration d) { return std::chrono::duration<double>(d).count(); };
-  return text(std::fixed, std::setprecision(6), "{\"number\":", call.number, ",\"kind\":\"", call.kind, "\",\"pass\":\"",
-              call.pass == nullptr ? "" : call.pass, "\",\"step\":", call.step, ",\"to\":\"", ranks_text(call.to),
-              "\",\"to_bytes\":", call.to.bytes, ",\"from\":\"", ranks_text(call.from), "\",\"from_bytes\":", call.from.bytes,
-              ",\"begun\":", time - seconds(now - call.posted),
+  return text(std::fixed, std::setprecision(6), "{\"number\":", call.number, ",\"kind\":\"", call.kind,
+              "\",\"pass\":\"", call.pass == nullptr ? "" : call.pass, "\",\"step\":", call.step, ",\"to\":\"",
+              ranks_text(call.to), "\",\"to_bytes\":", call.to.bytes, ",\"from\":\"", ranks_text(call.from),
+              "\",\"from_bytes\":", call.from.bytes, ",\"begun\":", time - seconds(now - call.posted),
               ",\"seconds\":", seconds((over ? call.changed : now) - call.posted), ",\"state\":\"",
               kNames[static_cast<std::size_t>(call.state)], "\"}");
 }

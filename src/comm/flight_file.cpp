@@ -39,7 +39,8 @@ std::atomic<int> signal_pipe = -1;  // what the handler writes to; -1: none, as 
 Recorders& recorders() {
   static Recorders* const only = [] {
     auto* made = new Recorders;
-    // A process that is forked has neither the thread nor the file, and must not inherit a lock that another thread has.
+    // A process that is forked has neither the thread nor the file, and must not inherit a lock that another thread
+    // has.
     ::pthread_atfork([] { recorders().mutex.lock(); }, [] { recorders().mutex.unlock(); },
                      [] {
                        signal_pipe = -1;
@@ -105,7 +106,8 @@ void start_writer() {
 void check_folder(const std::string& path) {
   const std::string folder = std::filesystem::path(path).parent_path().string();
   if (::access(folder.empty() ? "." : folder.c_str(), W_OK | X_OK) != 0 || std::filesystem::is_directory(path))
-    throw Error(text("flight records cannot be written to '", path, "'"), "name a file in a folder that can be written");
+    throw Error(text("flight records cannot be written to '", path, "'"),
+                "name a file in a folder that can be written");
 }
 
 }  // namespace
@@ -149,7 +151,8 @@ void keep_flight_file(const FlightFile& file) {
     action.sa_handler = weft_flight_signal;
     action.sa_flags = SA_RESTART;
     if (::sigaction(file.signal, &action, nullptr) != 0)
-      throw Error(text("signal ", file.signal, ": ", std::strerror(errno)), "give one that can be handled, e.g. SIGUSR1");
+      throw Error(text("signal ", file.signal, ": ", std::strerror(errno)),
+                  "give one that can be handled, e.g. SIGUSR1");
   }
   if (r.file.signal != 0 && (file.path.empty() || file.signal != r.file.signal)) std::signal(r.file.signal, SIG_DFL);
   r.file = file;

@@ -53,8 +53,8 @@ std::string told_of(const std::function<void(Sealed&)>& spoil) {
     sealed.sum = checksum({&payload, 1});
     spoil(sealed);
     if (c.rank() == 0) {
-      const std::string ignored = error_of(
-          [&] { c.exchange({{1, {{.data = &sealed, .rows = 1, .bytes = sizeof(sealed)}}}}, {}).wait(); });
+      const std::string ignored =
+          error_of([&] { c.exchange({{1, {{.data = &sealed, .rows = 1, .bytes = sizeof(sealed)}}}}, {}).wait(); });
       return;
     }
     const std::unique_ptr<Communicator> checked = make_checked(c);

@@ -46,7 +46,8 @@ TEST(FlightFile, HoldsAllRanksAtTheFirstFailure) {
   EXPECT_EQ(std::count(text.begin(), text.end(), '\n'), 3);
   for (const char* rank : {"\"rank\":0,", "\"rank\":1,", "\"rank\":2,"})
     expect_parts(text, {std::string("{\"weft_flight\":1,") + rank + "\"ranks\":3,\"comm\":\"threads\""});
-  expect_parts(text, {"\"number\":1,\"kind\":\"exchange\",\"pass\":\"\",\"step\":-1,\"to\":\"", "\"state\":\"failed\""});
+  expect_parts(text,
+               {"\"number\":1,\"kind\":\"exchange\",\"pass\":\"\",\"step\":-1,\"to\":\"", "\"state\":\"failed\""});
   std::filesystem::remove(path);
   hang();
   EXPECT_FALSE(std::filesystem::exists(path)) << "the first failure is what counts";

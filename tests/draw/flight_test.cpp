@@ -7,7 +7,13 @@ namespace weft::draw {
 namespace {
 
 FlightCall call(Index number, const std::string& pass, Index step, const std::string& state) {
-  return {.number = number, .kind = "exchange", .pass = pass, .step = step, .state = state, .begun = 10.0 + 1.0 * static_cast<double>(number), .seconds = 0.5};
+  return {.number = number,
+          .kind = "exchange",
+          .pass = pass,
+          .step = step,
+          .state = state,
+          .begun = 10.0 + 1.0 * static_cast<double>(number),
+          .seconds = 0.5};
 }
 
 Flight four() {
@@ -29,9 +35,10 @@ TEST(Flight, ARankThatDidNotCome) {
   for (const std::size_t rank : {0, 1, 3}) flight.recorded[rank].calls.push_back(call(8, "backward", 1, "waiting"));
   const Parting parted = parting(flight);
   EXPECT_EQ(parted.call, 8);
-  EXPECT_EQ(parted.words, (std::vector<std::string>{
-                              "They parted at call #8, exchange of backward step 1: ranks 0, 1, 3 have made it",
-                              "rank 2 has not: its last is #7 exchange of forward step 2, done 2.5 s before this was written"}));
+  EXPECT_EQ(parted.words,
+            (std::vector<std::string>{
+                "They parted at call #8, exchange of backward step 1: ranks 0, 1, 3 have made it",
+                "rank 2 has not: its last is #7 exchange of forward step 2, done 2.5 s before this was written"}));
 }
 
 TEST(Flight, ARankThatMadeAnotherCall) {
@@ -40,10 +47,10 @@ TEST(Flight, ARankThatMadeAnotherCall) {
   flight.recorded.pop_back();
   const Parting parted = parting(flight);
   EXPECT_EQ(parted.call, 7);
-  EXPECT_EQ(parted.words, (std::vector<std::string>{
-                              "They parted at call #7, exchange of forward step 2: ranks 0, 2 have made it",
-                              "rank 1 made another one: exchange of backward step 0",
-                              "There is no record of rank 3: look there first, or give its file too"}));
+  EXPECT_EQ(parted.words,
+            (std::vector<std::string>{"They parted at call #7, exchange of forward step 2: ranks 0, 2 have made it",
+                                      "rank 1 made another one: exchange of backward step 0",
+                                      "There is no record of rank 3: look there first, or give its file too"}));
 }
 
 // A record holds 64 calls: what one rank has forgotten already is no difference.

@@ -1,5 +1,5 @@
-// Bytes to what lies between a data loader and attention: documents in packs, a problem in micro-sequences through a K/V
-// buffer, calls of a K/V cache. Right by a definition of a few lines, or a weft::Error; nothing else.
+// Bytes to what lies between a data loader and attention: documents in packs, a problem in micro-sequences through a
+// K/V buffer, calls of a K/V cache. Right by a definition of a few lines, or a weft::Error; nothing else.
 #include <cstdio>
 #include <cstdlib>
 #include <string>
@@ -45,7 +45,8 @@ void check_packs(const std::vector<Index>& lengths, const weft::Packs& packs) {
   for (std::size_t d = 0; d < lengths.size(); ++d) {
     std::vector<bool> seen(at(lengths[d]), false);
     for (const weft::Piece& piece : by_document[d]) {
-      require(piece.begin >= 0 && piece.length >= 0 && piece.begin + piece.length <= lengths[d], "a piece past its document");
+      require(piece.begin >= 0 && piece.length >= 0 && piece.begin + piece.length <= lengths[d],
+              "a piece past its document");
       for (Index t = piece.begin; t < piece.begin + piece.length; ++t) {
         require(!seen[at(t)], "a token is packed twice");
         seen[at(t)] = true;
@@ -109,8 +110,8 @@ void fuzz_micros(ByteChoices& bytes) {
     const weft::check::AttendReport report = check_micro(oracle, way);
     for (const weft::check::Measure& m : report.measures)
       if (!(m.worst < 1)) {
-        std::fprintf(stderr, "%s: %g of its bound at %s\nreproduce: weft verify %s --micro %lld\n", m.tensor.c_str(), m.worst,
-                     m.where.c_str(), flags(c).c_str(), static_cast<long long>(way.micros));
+        std::fprintf(stderr, "%s: %g of its bound at %s\nreproduce: weft verify %s --micro %lld\n", m.tensor.c_str(),
+                     m.worst, m.where.c_str(), flags(c).c_str(), static_cast<long long>(way.micros));
         std::abort();
       }
   } catch (const weft::Error& e) {
@@ -124,7 +125,9 @@ void fuzz_cache(ByteChoices& bytes) {
   std::vector<Index> offsets{0};
   for (Index i = 0; i < sequences; ++i) offsets.push_back(offsets.back() + bytes.pick(0, 9));
   std::vector<float> k(at(offsets.back()) + 1, -1), v(k);
-  const auto view = [](std::vector<float>& x, Index rows) { return weft::thd(static_cast<void*>(x.data()), weft::DType::f32, rows, 1, 1); };
+  const auto view = [](std::vector<float>& x, Index rows) {
+    return weft::thd(static_cast<void*>(x.data()), weft::DType::f32, rows, 1, 1);
+  };
   weft::KvCache cache(view(k, offsets.back()), view(v, offsets.back()), offsets);
   std::vector<std::vector<float>> held(at(sequences));
   float next = 1;
@@ -151,13 +154,16 @@ void fuzz_cache(ByteChoices& bytes) {
         for (Index n = 0; n < counts[i]; ++n) held[i].push_back(fresh_k[row++]);
       const std::vector<weft::Slice> slices = cache.slices(counts);
       for (const weft::Slice& s : slices)
-        require(s.q_begin >= 0 && s.q_end <= rows && s.k_begin >= 0 && s.k_end <= offsets.back(), "a slice past the cache");
+        require(s.q_begin >= 0 && s.q_end <= rows && s.k_begin >= 0 && s.k_end <= offsets.back(),
+                "a slice past the cache");
     } catch (const weft::Error&) {
     }
   }
   for (std::size_t i = 0; i < held.size(); ++i) {
-    require(cache.used(static_cast<Index>(i)) == static_cast<Index>(held[i].size()), "a cache holds another number of rows");
-    require(cache.room(static_cast<Index>(i)) == offsets[i + 1] - offsets[i] - static_cast<Index>(held[i].size()), "other room");
+    require(cache.used(static_cast<Index>(i)) == static_cast<Index>(held[i].size()),
+            "a cache holds another number of rows");
+    require(cache.room(static_cast<Index>(i)) == offsets[i + 1] - offsets[i] - static_cast<Index>(held[i].size()),
+            "other room");
     for (std::size_t n = 0; n < held[i].size(); ++n)
       require(k[at(offsets[i]) + n] == held[i][n] && v[at(offsets[i]) + n] == -held[i][n], "a cache holds other rows");
   }

@@ -22,9 +22,11 @@ Index first_seen(const Problem& problem, const MicroSequences& micros, Index mic
 // Masks whose later queries see keys that queries between do not: a prefix that the third micro-sequence comes back to.
 std::vector<Mask> returning_masks() {
   const Index all = kUnlimited;
-  const Mask prefix{.slices = std::vector<Slice>{
-                        {0, 8, 0, 8, -all, 0}, {8, 16, 8, 16, -all, 0}, {16, 24, 0, 4, -all, all}, {16, 32, 16, 32, -all, 0}}};
-  const Mask last{.slices = std::vector<Slice>{{0, 8, 0, 8, -all, 0}, {24, 32, 5, 7, -all, all}, {24, 32, 24, 32, -all, 0}}};
+  const Mask prefix{
+      .slices = std::vector<Slice>{
+          {0, 8, 0, 8, -all, 0}, {8, 16, 8, 16, -all, 0}, {16, 24, 0, 4, -all, all}, {16, 32, 16, 32, -all, 0}}};
+  const Mask last{.slices =
+                      std::vector<Slice>{{0, 8, 0, 8, -all, 0}, {24, 32, 5, 7, -all, all}, {24, 32, 24, 32, -all, 0}}};
   return {prefix, last, {.causal = true, .left = 9}, {.causal = true, .chunk = 12}, {.causal = true}};
 }
 

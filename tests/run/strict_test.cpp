@@ -48,8 +48,8 @@ TEST(Strict, EveryScheduleKeepsTheContract) {
        {std::pair<Index, LayoutKind>{2, LayoutKind::zigzag}, {4, LayoutKind::zigzag}, {8, LayoutKind::contiguous}}) {
     const Layouts layouts = make_layouts(layout, p.problem, ranks);
     for (const ScheduleOptions& options : every_way()) {
-      SCOPED_TRACE(testing::Message() << name(options.kind) << " on " << ranks << " stages " << options.stages << " node "
-                                      << options.node << " groups " << options.head_groups);
+      SCOPED_TRACE(testing::Message() << name(options.kind) << " on " << ranks << " stages " << options.stages
+                                      << " node " << options.node << " groups " << options.head_groups);
       const RanksResult plain = run_on_ranks(p, in, layouts, options, {.deterministic = true});
       RanksResult got = empty_result(p, ranks);
       std::mutex mutex;

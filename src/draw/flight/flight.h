@@ -11,9 +11,9 @@ namespace weft::draw {
 struct FlightCall {
   Index number = 0;
   std::string kind = {}, pass = {};  // any text; an empty pass: of none
-  Index step = -1;         // -1: of none
-  std::string state = {};  // posted, waiting, queued, done, failed
-  std::string to = {}, from = {};  // ranks, "1+3"
+  Index step = -1;                   // -1: of none
+  std::string state = {};            // posted, waiting, queued, done, failed
+  std::string to = {}, from = {};    // ranks, "1+3"
   Index bytes_to = 0, bytes_from = 0;
   double begun = 0, seconds = 0;  // since 1970; in flight
 
@@ -23,7 +23,7 @@ struct FlightCall {
 
 struct FlightRank {
   Index rank = 0, pid = 0;
-  double time = 0;                 // when it was written
+  double time = 0;                     // when it was written
   std::vector<FlightCall> calls = {};  // by number
 
   const FlightCall* find(Index number) const;  // null: not made, or too long ago

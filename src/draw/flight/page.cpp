@@ -22,7 +22,8 @@ constexpr std::string_view kStyle =
     ".mark{stroke:#c23b3b;stroke-width:1.5;stroke-dasharray:4 3}"
     "table{border-collapse:collapse;font-size:13px;display:block;overflow-x:auto}"
     "th,td{text-align:left;padding:2px 10px;border-bottom:1px solid #8884;white-space:nowrap}"
-    "td.failed,td.waiting,td.posted,td.none{font-weight:600}td.failed,td.none{color:#c23b3b}td.waiting,td.posted{color:#d9822b}"
+    "td.failed,td.waiting,td.posted,td.none{font-weight:600}td.failed,td.none{color:#c23b3b}td.waiting,td.posted{color:"
+    "#d9822b}"
     "td.done,td.queued{fill:none}tr.parted td{background:#c23b3b22}footer{margin-top:2rem;font-size:12px;opacity:.7}";
 
 std::string seconds_words(double seconds) {
@@ -82,8 +83,9 @@ std::string timeline(const Flight& flight, const Parting& parted) {
     svg += text("<line class=\"mark\" x1=\"", decimal(mark, 2), "\" x2=\"", decimal(mark, 2), "\" y1=\"0\" y2=\"",
                 decimal(y + 6), "\"/><text x=\"", decimal(mark + 4, 2), "\" y=\"", decimal(y + 20), "\">#", parted.call,
                 "</text>");
-  svg += text("<text x=\"", decimal(kMargin), "\" y=\"", decimal(y + 20), "\">0</text><text x=\"", decimal(kWidth), "\" y=\"",
-              decimal(y + 20), "\" text-anchor=\"end\">", escaped(seconds_words(span.end - span.begin)), "</text></svg>");
+  svg += text("<text x=\"", decimal(kMargin), "\" y=\"", decimal(y + 20), "\">0</text><text x=\"", decimal(kWidth),
+              "\" y=\"", decimal(y + 20), "\" text-anchor=\"end\">", escaped(seconds_words(span.end - span.begin)),
+              "</text></svg>");
   return svg;
 }
 
@@ -101,11 +103,13 @@ std::string table(const Flight& flight, const Parting& parted) {
     for (const FlightRank& rank : flight.recorded) {
       const FlightCall* c = rank.find(call);
       if (c != nullptr && name.empty()) name = c->name();
-      cells += c == nullptr ? std::string("<td class=\"none\">not made</td>")
-                            : text("<td class=\"", class_of(*c), "\">", c->name() == name ? "" : escaped(c->name() + ": "),
-                                   escaped(c->state), " ", escaped(seconds_words(c->seconds)), "</td>");
+      cells += c == nullptr
+                   ? std::string("<td class=\"none\">not made</td>")
+                   : text("<td class=\"", class_of(*c), "\">", c->name() == name ? "" : escaped(c->name() + ": "),
+                          escaped(c->state), " ", escaped(seconds_words(c->seconds)), "</td>");
     }
-    rows += text("<tr", call == parted.call ? " class=\"parted\"" : "", "><td>#", call, " ", escaped(name), "</td>", cells, "</tr>");
+    rows += text("<tr", call == parted.call ? " class=\"parted\"" : "", "><td>#", call, " ", escaped(name), "</td>",
+                 cells, "</tr>");
   }
   return rows + "</table>";
 }

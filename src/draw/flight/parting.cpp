@@ -23,7 +23,8 @@ std::string last_call(const FlightRank& rank) {
   const FlightCall& last = rank.calls.back();
   const std::string call = text("its last is #", last.number, " ", last.name());
   if (!last.over()) return text(call, ", ", last.state, " for ", seconds_text(last.seconds));
-  return text(call, ", ", last.state, " ", seconds_text(rank.time - last.begun - last.seconds), " before this was written");
+  return text(call, ", ", last.state, " ", seconds_text(rank.time - last.begun - last.seconds),
+              " before this was written");
 }
 
 }  // namespace
@@ -49,7 +50,8 @@ Parting parting(const Flight& flight) {
   }
   std::vector<Index> unheard;
   for (Index rank = 0; rank < flight.ranks; ++rank)
-    if (std::none_of(flight.recorded.begin(), flight.recorded.end(), [&](const FlightRank& r) { return r.rank == rank; }))
+    if (std::none_of(flight.recorded.begin(), flight.recorded.end(),
+                     [&](const FlightRank& r) { return r.rank == rank; }))
       unheard.push_back(rank);
   for (Index call = first; call <= last; ++call) {
     std::map<std::string, std::vector<Index>> by_name;  // ranks that made a call of that name; "": none
@@ -81,7 +83,8 @@ Parting parting(const Flight& flight) {
                                 waiting.empty() ? "" : rank_list(waiting)));
   }
   if (!unheard.empty())
-    result.words.push_back(text("There is no record of ", rank_list(unheard), ": look there first, or give its file too"));
+    result.words.push_back(
+        text("There is no record of ", rank_list(unheard), ": look there first, or give its file too"));
   return result;
 }
 

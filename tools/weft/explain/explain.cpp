@@ -80,10 +80,10 @@ std::vector<FlagSpec> explain_flags() {
        {"micro", "M",
         "windows of M micro-sequences instead: queries, keys and cu_seqlens of each; causal if no --mask"},
        {"remainder", "NAME", "--micro with tokens that do not divide by M x ranks: pad (default) or refuse"},
-       {"even", "NAME",
-        "--micro: windows of equal tokens (default), or micro-sequences of equal work, visible pairs"},
+       {"even", "NAME", "--micro: windows of equal tokens (default), or micro-sequences of equal work, visible pairs"},
        {"flight", "FILE..",
-        "the last calls of ranks that hung or failed, from the files that they wrote: one timeline, and where they parted"}});
+        "the last calls of ranks that hung or failed, from the files that they wrote: one timeline, and where they "
+        "parted"}});
 }
 
 int explain(const Flags& flags) {

@@ -179,14 +179,16 @@ void print_table(const draw::Flight& flight, const draw::Parting& parted) {
     for (std::size_t i = 0; i < shown; ++i) {
       const draw::FlightCall* c = flight.recorded[i].find(call);
       if (c != nullptr && name.empty()) name = c->name();
-      const std::string words = c == nullptr          ? "-"
+      const std::string words = c == nullptr        ? "-"
                                 : c->name() == name ? fmt::format("{} {}", c->state, short_seconds(c->seconds))
                                                     : c->name();
       cells += fmt::format("{:<18}", words.substr(0, 17));
     }
-    fmt::print("{} {:<38}{}\n", call == parted.call ? ">" : " ", fmt::format("#{} {}", call, name).substr(0, 37), cells);
+    fmt::print("{} {:<38}{}\n", call == parted.call ? ">" : " ", fmt::format("#{} {}", call, name).substr(0, 37),
+               cells);
   }
-  if (shown < flight.recorded.size()) fmt::print("  and {} more ranks: --html FILE shows all\n", flight.recorded.size() - shown);
+  if (shown < flight.recorded.size())
+    fmt::print("  and {} more ranks: --html FILE shows all\n", flight.recorded.size() - shown);
 }
 
 // What a file says is shown on a terminal: nothing of it may steer that.

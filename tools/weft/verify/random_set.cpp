@@ -47,7 +47,7 @@ Checked check_one(const RandomSet& set, check::Case drawn) {
   try {
     checked.outcome = check_case(checked.given, fitting(set.method, checked.given));
   } catch (const PeerError&) {
-    throw;  // the other processes are gone, and with them all that is left to do
+    throw;                                 // the other processes are gone, and with them all that is left to do
   } catch (const std::exception& error) {  // random cases are valid: whatever is thrown is a fault
     checked.outcome.failure = fmt::format("refused: {}", error.what());
   }

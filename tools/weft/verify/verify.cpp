@@ -133,7 +133,8 @@ void check_world(const Flags& flags) {
   if (world == nullptr) return;
   flags.refuse({"time-limit", "threads"}, " with processes", "leave it out: they would not stop at the same problem");
   if (world->ranks() < kLeast || world->ranks() > kMost)
-    throw Error(fmt::format("--random on {} processes", world->ranks()), "start 2 to 8: random problems have as many ranks");
+    throw Error(fmt::format("--random on {} processes", world->ranks()),
+                "start 2 to 8: random problems have as many ranks");
   if (!flags.given("schedule"))
     throw Error(fmt::format("--random with --comm {} and no schedule", communicator_of(flags)), "add --schedule all");
 }
