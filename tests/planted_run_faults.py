@@ -199,7 +199,8 @@ CUDA_FAULTS = [Fault(*fault[:4], *fault[4]) for fault in [
 class Runtime:
     """The build that faults are planted in, and which of its objects depend on a file."""
 
-    def __init__(self, folder, programs):
+    def __init__(self, folder, programs, cuda):
+        self.cuda = cuda
         self.build = mutate.Build(ROOT, folder)
         self.folder = folder
         self.programs = {name: mutate.Program(self.build, f"tests/{name}") for name in programs}
@@ -261,8 +262,12 @@ class Runtime:
             self.build.link(self.programs[fault.program], made, program)
         except mutate.LinkError as e:
             return False, f"does not link: {e}"
-        why = mutate.run(program, [f"--gtest_filter={fault.tests}", "--gtest_fail_fast", "--gtest_brief=1"], {}, 120, folder)
+        why = self.gtest(program, [f"--gtest_filter={fault.tests}", "--gtest_fail_fast"], 120, folder)
         return why is not None, why
+
+    def gtest(self, program, arguments, limit, folder):
+        more = {"limits": 'exec "$@"'} if self.cuda else {}  # CUDA reserves more addresses than a limit of memory allows
+        return mutate.run(program, [*arguments, "--gtest_brief=1"], {}, limit, folder, **more)
 
     def pytest(self, file, package, folder):
         command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-m", "not long", str(ROOT / file)]
@@ -282,7 +287,7 @@ class Runtime:
                 if why:
                     return f"{file}: {why}"
             if program != "pytest":
-                why = mutate.run(self.folder / "tests" / program, [f"--gtest_filter={':'.join(filters)}", "--gtest_brief=1"], {}, 300, folder)
+                why = self.gtest(self.folder / "tests" / program, [f"--gtest_filter={':'.join(filters)}"], 300, folder)
                 if why:
                     return f"{program}: {why}"
         return None
@@ -301,7 +306,7 @@ def main():
         for f in faults:
             print(f"{(ROOT / f.file).read_text().count(f.text)}  {f.what} ({f.file})")
         return int(any((ROOT / f.file).read_text().count(f.text) != 1 for f in faults))
-    here = Runtime(args.build.resolve(), {f.program for f in faults} - {"pytest"})
+    here = Runtime(args.build.resolve(), {f.program for f in faults} - {"pytest"}, args.cuda)
     with tempfile.TemporaryDirectory() as scratch, concurrent.futures.ThreadPoolExecutor(args.jobs) as pool:
         scratch = pathlib.Path(scratch)
         wrong = here.clean(faults, scratch)
