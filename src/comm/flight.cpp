@@ -159,7 +159,7 @@ std::string FlightRecorder::json() const {
   const std::lock_guard lock(mutex_);
   std::string calls;
   for (Index call = std::max<Index>(0, next_ - kCalls); call < next_; ++call)
-    if (at_(call).number == call) calls += (calls.empty() ? "" : ",") + call_json(at_(call), now, time);
+    if (at_(call).number == call) calls += weft::text(calls.empty() ? "" : ",", call_json(at_(call), now, time));
   std::string name = name_;
   std::replace_if(name.begin(), name.end(), [](char c) { return c < ' ' || c > '~' || c == '"' || c == '\\'; }, '?');
   return weft::text(std::fixed, std::setprecision(6), "{\"weft_flight\":1,\"rank\":", rank_, ",\"ranks\":", ranks_,
