@@ -74,7 +74,8 @@ import sys, time, weft
 weft.flight.keep(sys.argv[1])
 def rank(comm):
     comm.barrier()
-    print("there", flush=True)
+    sys.stdout.write("there\\n")
+    sys.stdout.flush()
     time.sleep(3) if comm.rank == {LATE} else comm.barrier()
 try:
     weft.spawn(3, rank, time_limit=60)
