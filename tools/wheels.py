@@ -149,7 +149,8 @@ def main():
     sdist, raw = make_sdist(environment), BUILD / "raw"
     folder = unpack(sdist, build)
     shutil.rmtree(raw, ignore_errors=True)
-    options = [option for setting in settings for option in ("-C", setting)]
+    # Not -C, which the pip of Debian 12 does not know.
+    options = [f"--config-settings={setting}" for setting in settings]
     for python in pythons():
         link_headers(python)
         run(TOOLS / "python", "-m", "pip", "--python", python, "--disable-pip-version-check", "wheel", "--no-deps",

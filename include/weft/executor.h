@@ -60,7 +60,7 @@ struct ExecutorForwardArgs {
   Index layer = kNoLayer;     // of the model; checked ranks compare it, because calls of two layers look alike
   // One for each plan of the schedule, in its place, made in the stream of `place`. The schedule's own plans say only
   // which steps there are, so its moves must not depend on them. Such a call can be captured in a CUDA graph: on one
-  // rank, or over torch's groups with NCCL; with Weft's own NCCL connection it is refused. Optional
+  // rank, or over NCCL after a first call outside of the capture, in which NCCL connects the ranks. Optional
   std::span<DevicePlan* const> device_plans = {};
 };
 

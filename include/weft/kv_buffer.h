@@ -59,6 +59,10 @@ struct KvBufferBackwardArgs {
   Place place = {};            // as in the forward
   bool deterministic = false;  // as in BackwardArgs
   Index layer = kNoLayer;      // as in the forward
+  // dk and dv may be complete only after the next backward, so that their way to the ranks that own the rows is hidden
+  // under its compute; they must stay until then. The backward of micro-sequence 0 completes all; checked ranks do not
+  // defer.
+  bool deferred = false;
 };
 
 // How a buffer is used, for key_rows().

@@ -210,7 +210,7 @@ void bind_passes(nb::class_<HeldKvBuffer>& buffer) {
           "backward",
           [](HeldKvBuffer& b, Index micro, const Array& q, const Array& out, const Array& lse, const Array& dout,
              const Settings& settings, const Array& dq, const Array& dk, const Array& dv,
-             const std::optional<Array>& dsink, std::uintptr_t stream, bool deterministic) {
+             const std::optional<Array>& dsink, std::uintptr_t stream, bool deterministic, bool deferred) {
             const InTurn turn(b.comm);
             const Place place = place_of({{"q", q},
                                           {"out", out},
@@ -233,10 +233,11 @@ void bind_passes(nb::class_<HeldKvBuffer>& buffer) {
                                       .dv = view(dv, "dv", Format::thd, Use::write),
                                       .dsink = dsink ? per_head_view(*dsink, "dsink", Use::write) : TensorView{},
                                       .place = place,
-                                      .deterministic = deterministic});
+                                      .deterministic = deterministic,
+                                      .deferred = deferred});
           },
           "micro"_a, "q"_a, "out"_a, "lse"_a, "dout"_a, "settings"_a, "dq"_a, "dk"_a, "dv"_a, "dsink"_a.none(),
-          "stream"_a = 0, "deterministic"_a = false, nb::call_guard<ReleaseGil>());
+          "stream"_a = 0, "deterministic"_a = false, "deferred"_a = false, nb::call_guard<ReleaseGil>());
 }
 
 void bind_kv_buffer(nb::module_& m) {

@@ -78,6 +78,11 @@ struct KvBuffer::Data {
     Index micro;
     Request request;
   };
+  // Gradients on their way to this rank, which owns the keys.
+  struct Return {
+    Request request;
+    Kv sums, outputs;
+  };
 
   Data(Communicator& comm, KvBufferOptions how)
       : options(std::move(how)),
@@ -113,6 +118,7 @@ struct KvBuffer::Data {
     context.use(place, "K/V buffer");
     if (place.stream != options.place.stream) {  // the stream that a gather began in waits for it
       while (!arrivals.empty()) wait_for(arrivals.front().micro);
+      finish_return();
       device::follow(place, options.place.stream);
     }
     options.place = place;
@@ -130,7 +136,8 @@ struct KvBuffer::Data {
   void wait_for(Index micro);
   void check_room_for(Index micro) const;
   void need_gradients(Index micro);
-  void return_gradients(Index micro, const KvBufferBackwardArgs& args);
+  void start_return(Index micro, const KvBufferBackwardArgs& args);
+  void finish_return();
 
   KvBufferOptions options;
   std::unique_ptr<run::Agreement> agreement;  // if checked; `context` is then one of its communicator
@@ -146,6 +153,7 @@ struct KvBuffer::Data {
   Index back = 0;             // backward(back - 1) is next, once one has begun
   Index gradients_begin = 0;  // gradients of earlier tokens are not cleared yet
   std::deque<Arrival> arrivals;
+  std::optional<Return> returning;
   Index bytes_gathered = 0;
   mutable run::InUse in_use;
 };
@@ -266,7 +274,7 @@ void KvBuffer::Data::need_gradients(Index micro) {
 
 // The gradients of micro's keys are complete: a reduce-scatter takes them to the ranks that own the keys, where they
 // are added in the order of ranks.
-void KvBuffer::Data::return_gradients(Index micro, const KvBufferBackwardArgs& args) {
+void KvBuffer::Data::start_return(Index micro, const KvBufferBackwardArgs& args) {
   const Index local = now().micros.local(micro), most = now().micros.local();  // memory for the largest window
   const DType type = sum_type(options.dtype);
   const bool there_k = args.dk.dtype == type, there_v = args.dv.dtype == type;  // summed in the outputs themselves
@@ -280,11 +288,17 @@ void KvBuffer::Data::return_gradients(Index micro, const KvBufferBackwardArgs& a
     sends.push_back({peer, places(now().micros.rows(peer, micro))});
     own.push_back({peer, {{0, local}}});
   }
-  communicator
-      .exchange(run::messages(sends, run::constant(gradients)),
-                run::at_once(run::messages(own, run::constant(mine), adding(type)), true))
-      .wait();
-  run::round_to(args.place, {args.dk, args.dv}, run::constant(mine));
+  Request request = communicator.exchange(run::messages(sends, run::constant(gradients)),
+                                          run::at_once(run::messages(own, run::constant(mine), adding(type)), true));
+  returning.emplace(Return{std::move(request), mine, {args.dk, args.dv}});
+}
+
+void KvBuffer::Data::finish_return() {
+  if (!returning) return;
+  Return now = std::move(*returning);
+  returning.reset();
+  now.request.wait();
+  run::round_to(options.place, now.outputs, run::constant(now.sums));
 }
 
 KvBuffer::KvBuffer(Communicator& communicator, KvBufferOptions options) {
@@ -323,6 +337,7 @@ void KvBuffer::begin(const MicroSequences& micros, const Mask& mask) {
   if (d.agreement) d.agreement->compare(d.call(run::CallKind::begin), run::fingerprints(micros, problem));
   const Index begin = d.options.drop ? reach.needed.front() : Index{0};
   d.arrivals.clear();
+  d.returning.reset();  // of a backward that was given up
   d.sequence.emplace(Data::Sequence{micros, std::move(problem), std::move(reach)});
   d.held = {begin, micros.rows().begin};
   d.gathered = d.attended = d.back = d.bytes_gathered = 0;
@@ -437,6 +452,7 @@ void KvBuffer::backward(Index micro, const KvBufferBackwardArgs& args) {
     d.agreement->compare(call, run::fingerprints(kernel_args, d.options.kernel),
                          d.agreement->forwards_of(args.out, args.lse, args.place));
   while (!d.arrivals.empty()) d.wait_for(d.arrivals.front().micro);
+  if (d.options.drop) d.finish_return();  // earlier tokens may take its rows
   d.need_gradients(micro);
   d.held.end = micros.rows(micro).end;
   d.back = micro;
@@ -451,7 +467,9 @@ void KvBuffer::backward(Index micro, const KvBufferBackwardArgs& args) {
     kernel_args.dsink = dsink->view();
   }
   attend_backward(kernel_args, d.options.kernel);
-  d.return_gradients(micro, args);
+  d.finish_return();
+  d.start_return(micro, args);
+  if (!args.deferred || d.agreement || micro == 0) d.finish_return();
   if (dsink) dsink->reduce_into(d.communicator, Reduce::sum, args.dsink);
   if (d.agreement) d.agreement->end(call);
 }

@@ -30,16 +30,10 @@ void ExecutionContext::use(const Place& place, std::string_view what, bool devic
                 "give its options the place of the tensors");
   if (!device_plans) device::refuse_capture(place, what);
   // Transports with collectives of their own (NCCL's) order all in the stream; with the others the host waits.
-  if (device_plans && ranks_.ranks() > 1 && device::is_captured(place)) {
-    if (!communicator().has_collectives())
-      throw Error(text("a CUDA graph is captured over ", ranks_.ranks(), " ranks that meet on the host (",
-                       communicator().name(), ")"),
-                  "capture over torch's groups with NCCL, on one rank, or call it outside of the capture");
-    // Its own stream has work behind the caller's last wait, which a capture does not allow.
-    if (communicator().name() == "nccl")
-      throw Error(text("a CUDA graph is captured over ", ranks_.ranks(), " ranks with Weft's own NCCL connection"),
-                  "capture over torch's groups with NCCL, on one rank, or call it outside of the capture");
-  }
+  if (device_plans && ranks_.ranks() > 1 && device::is_captured(place) && !communicator().has_collectives())
+    throw Error(text("a CUDA graph is captured over ", ranks_.ranks(), " ranks that meet on the host (",
+                     communicator().name(), ")"),
+                "capture over NCCL, on one rank, or call it outside of the capture");
   if (own_memory_ != nullptr) own_memory_->use(place.stream);
   if (on_device_ != nullptr) on_device_->use(place.stream);
 }

@@ -133,6 +133,7 @@ inline Setting random_setting(std::mt19937_64& engine, Index micros, Index ranks
   Setting r{.lengths = random_lengths(engine), .mask = mask, .ranks = ranks, .micros = micros, .drop = drop};
   r.seed = static_cast<unsigned>(engine());
   r.ahead = engine() % 2 == 0;
+  r.deferred = engine() % 2 == 0;
   r.sink = engine() % 2 == 0;
   r.softcap = engine() % 2 == 0 ? 5 : 0;
   return r;

@@ -1,6 +1,7 @@
 // The K/V buffer: every document as if it were alone, whatever micro-sequences, ranks and past.
 #include "weft/kv_buffer.h"
 
+#include <array>
 #include <cmath>
 #include <cstring>
 #include <random>
@@ -73,6 +74,27 @@ TEST(KvBuffer, ForwardHasTheSameBitsForAnyMicrosAndRanks) {
     const Mask window{.causal = true, .left = 30};
     EXPECT_EQ(forward(2, 6, dtype, window), forward(1, 1, dtype, window));
   }
+}
+
+// Gradients that come under the next backward are those that come at once.
+TEST(KvBuffer, DeferredGradientsHaveTheSameBits) {
+  const auto gradients = [](Setting r, bool deferred) {
+    r.deferred = deferred;
+    Tensors t(r);
+    run_all(r, t);
+    return std::array{std::move(t.dq.bytes), std::move(t.dk.bytes), std::move(t.dv.bytes)};
+  };
+  for (const DType dtype : {DType::f32, DType::bf16, DType::f64})
+    for (const Index ranks : {1, 3})
+      for (const bool drop : {false, true}) {
+        const Setting r{.lengths = {70, 1, 103, 66},
+                        .mask = {.causal = true, .left = 30},
+                        .ranks = ranks,
+                        .micros = 5,
+                        .dtype = dtype,
+                        .drop = drop};
+        EXPECT_EQ(gradients(r, true), gradients(r, false)) << name(dtype) << " " << ranks << " " << drop;
+      }
 }
 
 // Masks that look ahead, where the keys are there in time.

@@ -37,6 +37,7 @@ struct Setting {
   Index heads_q = 4, heads_k = 2, dim_qk = 24, dim_v = 16;
   double softcap = 0;
   bool sink = false, drop = false, ahead = false, past_is_random = false, deterministic = false;
+  bool deferred = false;
   unsigned seed = 1;
 };
 
@@ -193,6 +194,7 @@ inline void run_sequence(const Setting& r, const MicroSequences& micros, KvBuffe
     KvBufferBackwardArgs args = backward_args(views, window(m));
     if (r.sink) args.dsink = number(dsink, m);
     args.deterministic = r.deterministic;
+    args.deferred = r.deferred;
     buffer.backward(m, args);
   }
   mirror.fetch();

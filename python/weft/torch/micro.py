@@ -188,7 +188,8 @@ class _Region(torch.autograd.Function):
                 buffer.backward(m, *(_arrays.array(x[here]) for x in (q, out, lse, dout)), settings,
                                 *(_arrays.array(x[here], True) for x in (dq, dk, dv)),
                                 None if part is None else _arrays.array(part, True), stream,
-                                getattr(layer, "deterministic", False))  # layers saved by an earlier version have none
+                                getattr(layer, "deterministic", False),  # layers saved by an earlier version have none
+                                deferred=True)  # dk and dv come under the next backward
                 if part is not None:
                     dsink += part
         layer._give_back(taken)

@@ -20,7 +20,8 @@ class PackedExchange final : public Request::Pending {
       : rank_(rank),
         device_(place.device),
         stream_(static_cast<cudaStream_t>(place.stream)),
-        sends_(pack_sends(std::move(sends), stream_)) {
+        sends_(room_for_sends(std::move(sends), stream_)) {
+    pack(sends_, stream_);
     for (Message& m : receives) {
       const bool in_place = m.combine == Message::Combine::replace || m.peer == rank;
       if (m.size() > 0) receives_.emplace_back(std::move(m), in_place, stream_);

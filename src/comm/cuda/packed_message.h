@@ -31,16 +31,19 @@ struct PackedMessage {
   Block block() const { return {data, 1, 1, message.size(), message.size(), message.size()}; }
 };
 
-// Messages without bytes are left out.
-inline std::vector<PackedMessage> pack_sends(std::vector<Message> sends, cudaStream_t stream) {
-  std::vector<PackedMessage> packed;
-  for (Message& m : sends) {
-    if (m.size() == 0) continue;
-    const PackedMessage& p = packed.emplace_back(std::move(m), true, stream);
+// Takes memory of the stream's for messages to be sent that are not contiguous. Messages without bytes are left out.
+inline std::vector<PackedMessage> room_for_sends(std::vector<Message> sends, cudaStream_t stream) {
+  std::vector<PackedMessage> room;
+  for (Message& m : sends)
+    if (m.size() > 0) room.emplace_back(std::move(m), true, stream);
+  return room;
+}
+
+inline void pack(const std::vector<PackedMessage>& sends, cudaStream_t stream) {
+  for (const PackedMessage& p : sends) {
     const Block whole = p.block();
     if (!p.is_in_place()) copy(segments(p.message.blocks, {&whole, 1}), stream);
   }
-  return packed;
 }
 
 // Copies `from` to where the message belongs, or adds it there.

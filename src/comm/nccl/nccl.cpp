@@ -17,19 +17,12 @@
 namespace weft::cuda {
 namespace {
 
-// A call in the connection's stream; wait() makes the caller's stream wait for it.
+// A call in the connection's stream; wait() makes the caller's stream wait for it. Its memory is taken and freed in the
+// order of the caller's stream, so that the connection's has no work after the call, which a capture would not allow.
 class NcclCall : public Request::Pending {
  public:
-  NcclCall(std::shared_ptr<NcclConnection> link, const Place& place, std::span<const Message> sends,
-           std::span<const Message> receives)
-      : link_(std::move(link)),
-        device_(place.device),
-        caller_(static_cast<cudaStream_t>(place.stream)),
-        call_(link_->begin(caller_, sends, receives)) {}
-
-  ~NcclCall() override {
-    if (issued_ && !waited_) clear_last_error(cudaEventSynchronize(call_->done.get()));
-  }
+  NcclCall(std::shared_ptr<NcclConnection> link, const Place& place)
+      : link_(std::move(link)), device_(place.device), caller_(static_cast<cudaStream_t>(place.stream)) {}
 
   void wait() final {
     link_->watch().check();
@@ -37,14 +30,16 @@ class NcclCall : public Request::Pending {
     WEFT_CUDA(cudaStreamWaitEvent(caller_, call_->done.get()));
     waited_ = true;
     unpack(caller_);
-    // The connection's stream frees the memory, after the caller's stream is done with it.
-    WEFT_CUDA(cudaEventRecord(unpacked_.get(), caller_));
-    WEFT_CUDA(cudaStreamWaitEvent(stream(), unpacked_.get()));
     link_->queued(*call_);
   }
 
  protected:
+  cudaStream_t caller() const { return caller_; }
   cudaStream_t stream() const { return link_->stream(); }
+  // After the memory has been taken.
+  void begin(std::span<const Message> sends, std::span<const Message> receives) {
+    call_ = link_->begin(caller_, sends, receives);
+  }
   template <class Issue>
   void issue(const Issue& what) {
     link_->group(*call_, what);
@@ -55,12 +50,30 @@ class NcclCall : public Request::Pending {
   }
   virtual void unpack(cudaStream_t caller) = 0;
 
+  // The last member of a call, so that it is destroyed before the call's memory is freed: nobody uses that any more.
+  class Finished {
+   public:
+    explicit Finished(NcclCall& call) : call_(call) {}
+    ~Finished() { call_.finish(); }
+    Finished(const Finished&) = delete;
+    Finished& operator=(const Finished&) = delete;
+
+   private:
+    NcclCall& call_;
+  };
+
  private:
+  void finish() {
+    if (call_ == nullptr || waited_) return;
+    if (!issued_) clear_last_error(cudaEventRecord(call_->done.get(), stream()));
+    clear_last_error(cudaStreamWaitEvent(caller_, call_->done.get()));
+    clear_last_error(cudaEventSynchronize(call_->done.get()));
+  }
+
   std::shared_ptr<NcclConnection> link_;
   int device_;
   cudaStream_t caller_;
   std::shared_ptr<StreamCall> call_;
-  PooledEvent unpacked_;
   bool issued_ = false, waited_ = false;
 };
 
@@ -68,13 +81,14 @@ class NcclExchange final : public NcclCall {
  public:
   NcclExchange(std::shared_ptr<NcclConnection> link, Index rank, const Place& place, std::vector<Message> sends,
                std::vector<Message> receives)
-      : NcclCall(std::move(link), place, sends, receives) {
-    sends_ = pack_sends(std::move(sends), stream());
-    bool moves = false;
-    for (Message& m : receives) {
+      : NcclCall(std::move(link), place), sends_(room_for_sends(sends, caller())) {
+    for (const Message& m : receives) {
       const bool in_place = m.combine != Message::Combine::add;
-      if (m.size() > 0) receives_.emplace_back(std::move(m), in_place, stream());
+      if (m.size() > 0) receives_.emplace_back(m, in_place, caller());
     }
+    begin(sends, receives);
+    pack(sends_, stream());
+    bool moves = false;
     for (const auto* list : {&sends_, &receives_})
       for (const PackedMessage& p : *list) moves = moves || p.message.peer != rank;
     if (moves) issue([&](ncclComm_t comm, cudaStream_t on) { send_and_receive(rank, comm, on); });
@@ -111,6 +125,7 @@ class NcclExchange final : public NcclCall {
   }
 
   std::vector<PackedMessage> sends_, receives_;
+  Finished finished_{*this};
 };
 
 // A collective between two contiguous buffers.
@@ -120,7 +135,8 @@ class NcclCollective final : public NcclCall {
   NcclCollective(std::shared_ptr<NcclConnection> link, const Place& place, std::span<const Block> from,
                  std::span<const Block> to, std::span<const Message> sends, std::span<const Message> receives,
                  const Issue& what)
-      : NcclCall(std::move(link), place, sends, receives), from_(from, stream()), to_(to, stream()) {
+      : NcclCall(std::move(link), place), from_(from, caller()), to_(to, caller()) {
+    begin(sends, receives);
     from_.pack(stream());
     issue([&](ncclComm_t comm, cudaStream_t on) { what(from_.data(), to_.data(), comm, on); });
     end();
@@ -130,6 +146,7 @@ class NcclCollective final : public NcclCall {
   void unpack(cudaStream_t caller) override { to_.unpack(caller); }
 
   PackedBlocks from_, to_;
+  Finished finished_{*this};
 };
 
 // The messages that equal blocks stand for.

@@ -6,6 +6,7 @@
 #include <cstring>
 #include <string>
 
+#include <fcntl.h>
 #include <poll.h>
 #include <sys/prctl.h>
 #include <sys/socket.h>
@@ -200,7 +201,7 @@ void run_processes(Index ranks, const std::function<void(Communicator&)>& body, 
       links[at(b * ranks + a)] = pair[1];
     }
     int pipe[2];
-    if (::pipe(pipe) != 0) fail("pipe");
+    if (::pipe2(pipe, O_CLOEXEC) != 0) fail("pipe2");  // a program that a rank starts does not keep it open
     pipes[at(a)] = pipe[0];
     ends[at(a)] = pipe[1];
   }

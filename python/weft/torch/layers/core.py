@@ -163,8 +163,9 @@ class CoreAttention(Part):
         if self.ranks == 1 and rows.cp is None and rows.offsets is not None:
             begins = (rows.offsets if rows.padded is None else rows.padded).to(device, torch.int64)
             row = torch.arange(shape[0], device=device)
-            at = torch.searchsorted(begins[1:].contiguous(), row, right=True)
-            return row - begins[at.clamp(max=begins.shape[0] - 2)]
+            # All of begins: torch.compile fails on a search in a part of them.
+            at = torch.searchsorted(begins, row, right=True) - 1
+            return row - begins[at.clamp(0, begins.shape[0] - 2)]
         if torch.compiler.is_compiling():
             raise error("positions of rows are asked for inside torch.compile, which does not see where they lie",
                         "give position_ids=, made outside: weft.torch.position_ids(packing, group, layout=...)")
