@@ -1,5 +1,19 @@
 # What all of Weft's own targets have in common.
 
+# The highest level of _FORTIFY_SOURCE that compiler and C library know without a warning; it needs an optimised build.
+if(WEFT_HARDEN AND NOT DEFINED WEFT_FORTIFY)
+  include(CheckCXXSourceCompiles)
+  set(WEFT_FORTIFY 0 CACHE INTERNAL "Level of _FORTIFY_SOURCE")
+  foreach(level IN ITEMS 2 3)
+    set(CMAKE_REQUIRED_FLAGS "-Werror -O2 -U_FORTIFY_SOURCE -D_FORTIFY_SOURCE=${level}")
+    check_cxx_source_compiles("#include <cstdio>\nint main() { return 0; }" WEFT_HAS_FORTIFY_${level})
+    if(WEFT_HAS_FORTIFY_${level})
+      set(WEFT_FORTIFY ${level} CACHE INTERNAL "Level of _FORTIFY_SOURCE")
+    endif()
+  endforeach()
+  unset(CMAKE_REQUIRED_FLAGS)
+endif()
+
 # weft_target(<target>): C++20, hidden symbols, warnings, sanitizers. All PRIVATE: none of it reaches a consumer.
 function(weft_target target)
   set_target_properties(${target} PROPERTIES
@@ -19,6 +33,11 @@ function(weft_target target)
       set(launchers ${CMAKE_CURRENT_FUNCTION_LIST_DIR}/no_serial_products.sh ${CMAKE_CUDA_COMPILER_LAUNCHER})
       set_target_properties(${target} PROPERTIES CUDA_COMPILER_LAUNCHER "${launchers}")
     endif()
+  endif()
+  if(WEFT_HARDEN)
+    target_compile_options(${target} PRIVATE $<$<COMPILE_LANGUAGE:CXX>:-fstack-protector-strong>
+      $<$<AND:$<COMPILE_LANGUAGE:CXX>,$<CONFIG:Release>>:-U_FORTIFY_SOURCE;-D_FORTIFY_SOURCE=${WEFT_FORTIFY}>)
+    target_link_options(${target} PRIVATE LINKER:-z,relro,-z,now)
   endif()
   if(WEFT_SANITIZE)
     string(REPLACE ";" "," sanitizers "${WEFT_SANITIZE}")

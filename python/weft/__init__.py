@@ -11,7 +11,7 @@ Arrays come from any framework that speaks DLPack, and results are arrays of the
 training with PyTorch, `weft.transformers` for models of that library.
 """
 
-from . import prepare, rows, types
+from . import flight, prepare, rows, types
 from ._core import UNLIMITED as _UNLIMITED
 from ._core import Communicator, Error, Layout, Machine, Mask, Packing, Placement, Plan, Problem, set_cpu_threads
 from ._core import __version__ as __version__
@@ -51,6 +51,7 @@ __all__ = [
     "audit",
     "choose",
     "explain",
+    "flight",
     "machine",
     "packing_from_position_ids",
     "place",

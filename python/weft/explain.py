@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import html
-import os
 import pathlib
-import threading
 from typing import TYPE_CHECKING, Any, Callable, Dict, List, Literal, Optional, Sequence, Tuple, Union
 
 import numpy as np
@@ -13,6 +11,7 @@ from numpy.typing import NDArray
 
 from . import _arrays, _core
 from ._core import Layout, Mask, Packing, Problem
+from ._files import replace_file
 from .cost import AnyMachine
 from .cost import machine as machine_of
 from .packings import as_packing
@@ -25,26 +24,6 @@ if TYPE_CHECKING:
 
 _PICTURE = 64  # tokens and ranks that fit a screen
 _LETTERS = 26
-
-
-def _replace(path: pathlib.Path, data: bytes) -> None:
-    """Writes a temporary file and renames it, so that a failure leaves the old file. Pipes and devices are written directly."""
-    if (path.exists() and not path.is_file()) or str(path).startswith(("/dev/", "/proc/")):
-        path.write_bytes(data)
-        return
-    target = pathlib.Path(os.path.realpath(path))  # the file behind links is replaced, not the link
-    beside = target.with_name(f".weft-{os.getpid()}-{threading.get_ident()}.tmp")
-    try:
-        with open(beside, "xb") as file:
-            if target.exists():
-                os.fchmod(file.fileno(), target.stat().st_mode & 0o7777)
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(beside, target)
-    except BaseException:
-        beside.unlink(missing_ok=True)
-        raise
 
 
 class Explanation:
@@ -101,7 +80,7 @@ class Explanation:
         path = pathlib.Path(path)
         if path.suffix not in forms:
             raise _arrays.error(f"save('{path}'): there is no '{path.suffix}'", f"use {', '.join(forms)}")
-        _replace(path, forms[path.suffix]().encode("utf-8"))
+        replace_file(path, forms[path.suffix]().encode("utf-8"))
 
     def _repr_html_(self) -> str:
         # An iframe keeps the styles and scripts of page and notebook apart.

@@ -227,7 +227,8 @@ detail::Calls& Communicator::calls() {
 }
 
 const std::shared_ptr<detail::FlightRecorder>& Communicator::recorder() const {
-  if (counts_->recorder_ == nullptr) counts_->recorder_ = std::make_shared<detail::FlightRecorder>();
+  if (counts_->recorder_ == nullptr)
+    counts_->recorder_ = detail::make_recorder(counts_->rank_, counts_->ranks_, counts_->name());
   return counts_->recorder_;
 }
 

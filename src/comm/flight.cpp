@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <iomanip>
 
+#include <unistd.h>
+
 #include "text.h"
 
 namespace weft {
@@ -43,13 +45,16 @@ RecordedCall::Peers peers_of(Index self, std::span<const Message> messages) {
   return peers;
 }
 
-std::string peers_text(const char* way, const RecordedCall::Peers& peers) {
-  if (peers.count == 0) return {};
-  std::string words = text(", ", peers.bytes, " bytes ", way, " ");
+// "1+3", "0+1+2+3+.."
+std::string ranks_text(const RecordedCall::Peers& peers) {
+  std::string words;
   const auto named = std::min(static_cast<std::size_t>(peers.count), RecordedCall::Peers::kNamed);
   for (std::size_t i = 0; i < named; ++i) words += text(i == 0 ? "" : "+", peers.first[i]);
-  if (named < static_cast<std::size_t>(peers.count)) words += "+..";
-  return words;
+  return named < static_cast<std::size_t>(peers.count) ? words + "+.." : words;
+}
+
+std::string peers_text(const char* way, const RecordedCall::Peers& peers) {
+  return peers.count == 0 ? "" : text(", ", peers.bytes, " bytes ", way, " ", ranks_text(peers));
 }
 
 constexpr std::array kStates{"posted", "waiting", "in the stream", "done", "failed"};
@@ -63,6 +68,19 @@ std::string call_text(const RecordedCall& call, Clock::time_point now) {
   return text("#", call.number, " ", call.kind, step.empty() ? "" : " of ", step, peers_text("to", call.to),
               peers_text("from", call.from), ", ", kStates[static_cast<std::size_t>(call.state)],
               over ? " after " : " for ", seconds((over ? call.changed : now) - call.posted));
+}
+
+// `time`: of `now`, in seconds since 1970.
+std::string call_json(const RecordedCall& call, Clock::time_point now, double time) {
+  constexpr std::array kNames{"posted", "waiting", "queued", "done", "failed"};
+  const bool over = call.state == RecordedCall::State::done || call.state == RecordedCall::State::failed;
+  const auto seconds = [](Clock::duration d) { return std::chrono::duration<double>(d).count(); };
+  return text(std::fixed, std::setprecision(6), "{\"number\":", call.number, ",\"kind\":\"", call.kind,
+              "\",\"pass\":\"", call.pass == nullptr ? "" : call.pass, "\",\"step\":", call.step, ",\"to\":\"",
+              ranks_text(call.to), "\",\"to_bytes\":", call.to.bytes, ",\"from\":\"", ranks_text(call.from),
+              "\",\"from_bytes\":", call.from.bytes, ",\"begun\":", time - seconds(now - call.posted),
+              ",\"seconds\":", seconds((over ? call.changed : now) - call.posted), ",\"state\":\"",
+              kNames[static_cast<std::size_t>(call.state)], "\"}");
 }
 
 }  // namespace
@@ -100,13 +118,16 @@ void FlightRecorder::cancel(Index call) {
 
 void FlightRecorder::set(Index call, RecordedCall::State state) {
   const auto now = Clock::now();
-  const std::lock_guard lock(mutex_);
-  RecordedCall& entry = at_(call);
-  // A call in a stream may be done before anybody waits for it.
-  if (entry.number != call || (entry.state == RecordedCall::State::done && state != RecordedCall::State::failed))
-    return;
-  entry.state = state;
-  entry.changed = now;
+  {
+    const std::lock_guard lock(mutex_);
+    RecordedCall& entry = at_(call);
+    // A call in a stream may be done before anybody waits for it.
+    if (entry.number != call || (entry.state == RecordedCall::State::done && state != RecordedCall::State::failed))
+      return;
+    entry.state = state;
+    entry.changed = now;
+  }
+  if (state == RecordedCall::State::failed) tell_of_failure();
 }
 
 void FlightRecorder::end_wait(Index call) {
@@ -140,6 +161,19 @@ std::string FlightRecorder::text() const {
   for (Index call = std::max<Index>(0, next_ - kCalls); call < next_; ++call)
     if (at_(call).number == call) lines += call_text(at_(call), now) + "\n";
   return lines;
+}
+
+std::string FlightRecorder::json() const {
+  const auto now = Clock::now();
+  const double time = std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
+  const std::lock_guard lock(mutex_);
+  std::string calls;
+  for (Index call = std::max<Index>(0, next_ - kCalls); call < next_; ++call)
+    if (at_(call).number == call) calls += weft::text(calls.empty() ? "" : ",", call_json(at_(call), now, time));
+  std::string name = name_;
+  std::replace_if(name.begin(), name.end(), [](char c) { return c < ' ' || c > '~' || c == '"' || c == '\\'; }, '?');
+  return weft::text(std::fixed, std::setprecision(6), "{\"weft_flight\":1,\"rank\":", rank_, ",\"ranks\":", ranks_,
+                    ",\"comm\":\"", name, "\",\"pid\":", ::getpid(), ",\"time\":", time, ",\"calls\":[", calls, "]}");
 }
 
 std::string FlightRecorder::last_calls(Index most) const {

@@ -4,9 +4,11 @@
 
 #include <array>
 #include <chrono>
+#include <memory>
 #include <mutex>
 #include <span>
 #include <string>
+#include <string_view>
 
 #include "comm/sign.h"
 #include "weft/communicator.h"
@@ -49,6 +51,10 @@ class FlightRecorder {
  public:
   static constexpr Index kCalls = 64;
 
+  FlightRecorder() = default;
+  // Of a communicator, as json() names it.
+  FlightRecorder(Index rank, Index ranks, std::string_view name) : rank_(rank), ranks_(ranks), name_(name) {}
+
   // Returns the number of the call; the first has number 0.
   Index begin(const char* kind, Index self, std::span<const Message> sends, std::span<const Message> receives);
   // The last call was not made after all.
@@ -63,6 +69,7 @@ class FlightRecorder {
   CallSign sign() const;
 
   std::string text() const;                  // a line a call
+  std::string json() const;                  // one line with all of them, as weft/flight.h says
   std::string last_calls(Index most) const;  // one line, for an error
   std::string line(Index call) const;        // of one call; empty if it is too long ago
 
@@ -70,10 +77,17 @@ class FlightRecorder {
   RecordedCall& at_(Index call) { return calls_[static_cast<std::size_t>(call % kCalls)]; }
   const RecordedCall& at_(Index call) const { return calls_[static_cast<std::size_t>(call % kCalls)]; }
 
+  Index rank_ = 0, ranks_ = 1;
+  std::string name_;
   mutable std::mutex mutex_;  // transports end calls in threads of their own
   std::array<RecordedCall, kCalls> calls_;
   Index next_ = 0;
   CallSign sign_;
 };
+
+// A recorder that flight_records() knows as long as it lives.
+std::shared_ptr<FlightRecorder> make_recorder(Index rank, Index ranks, std::string_view name);
+// A call has failed: writes the file of keep_flight_file, if there is one and this is the first.
+void tell_of_failure() noexcept;
 
 }  // namespace weft::detail

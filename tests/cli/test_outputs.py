@@ -6,6 +6,7 @@ import os
 import resource
 import subprocess
 import threading
+import time
 
 import pytest
 
@@ -71,6 +72,23 @@ def test_a_full_disk_leaves_the_old_file(weft, tmp_path, command, flag):
                           preexec_fn=limited, timeout=120)
     assert done.returncode != 0 and flag in done.stderr and "cannot write 'file'" in done.stderr, done.stderr
     assert (tmp_path / "file").read_text() == "old" and files(tmp_path) == ["file"]
+
+
+def test_a_kill_leaves_the_old_file_or_the_new_one(weft, tmp_path):
+    """At any moment, from before the work until after it: no half page is ever under the name."""
+    page = [weft.command, "explain", "--docs", "lognormal:count=200,median=300", "--ranks", "4", "--html", "file"]
+    begin = time.monotonic()
+    subprocess.run(page, cwd=tmp_path, capture_output=True, check=True)
+    whole, seconds = (tmp_path / "file").read_bytes(), time.monotonic() - begin
+    ends = set()
+    for n in range(16):
+        (tmp_path / "file").write_bytes(b"old")
+        child = subprocess.Popen(page, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        time.sleep(seconds * n / 12)
+        child.kill()
+        child.wait()
+        ends.add((tmp_path / "file").read_bytes())
+    assert ends <= {b"old", whole} and b"old" in ends
 
 
 @pytest.mark.parametrize("command, flag", OUTPUTS, ids=NAMES)

@@ -79,9 +79,9 @@ class Build:
                 self.live_lines[(file, obj)] = known
         return line in known
 
-    def compile(self, obj, overlay, out, rounded=False):
+    def compile(self, obj, overlay, out, rounded=False, flags=()):
         """Compiles an object with the files below `overlay` in place of the originals. False: it does not compile."""
-        argv = [a for a in self.commands[obj] if not a.startswith("-W")]
+        argv = [a for a in self.commands[obj] if not a.startswith("-W")] + list(flags)
         argv[argv.index("-o") + 1] = str(out)
         own = overlay / self.sources[obj]
         if own.exists():
@@ -154,10 +154,10 @@ def pinned(number):
     return ["taskset", "-c", f"{cores[number % len(cores)]},{cores[(number + 1) % len(cores)]}"]
 
 
-def run(program, arguments, environment, limit, folder, number=0):
+def run(program, arguments, environment, limit, folder, number=0, limits=LIMITS):
     """None if the program succeeds in time, else what happened."""
     log = folder / "log"
-    argv = ["sh", "-c", LIMITS, "sh", *pinned(number), str(program), *arguments]
+    argv = ["sh", "-c", limits, "sh", *pinned(number), str(program), *arguments]
     with open(log, "w") as out:
         child = subprocess.Popen(argv, stdout=out, stderr=out, cwd=folder, stdin=subprocess.DEVNULL,
                                  env={**os.environ, **environment}, start_new_session=True)

@@ -88,7 +88,8 @@ int run(int argc, char** argv) {
   for (const Verb& verb : verbs) {
     if (!verb.app->parsed()) continue;
     check_outputs(verb.flags);
-    return asks_for_processes(verb.flags) ? on_processes(verb.flags, verb.run) : verb.run(verb.flags);
+    if (verb.run == explain || verb.run == simulate) return verb.run(verb.flags);  // no ranks run
+    return asks_for_processes(verb.flags) ? on_processes(verb.flags, verb.run) : in_this_process(verb.flags, verb.run);
   }
   return kBadInput;
 }

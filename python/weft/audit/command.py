@@ -12,6 +12,7 @@ import numpy as np
 
 from .._arrays import error
 from .._core import Error
+from .._files import replace_file
 from . import Audit, audit
 
 
@@ -79,14 +80,7 @@ def _check_file(path: str) -> None:
 
 
 def _write(path: str, content: Dict[str, Any]) -> None:
-    """The file is replaced as a whole; pipes and devices are written to directly."""
-    whole = not os.path.exists(path) or os.path.isfile(path)
-    target = f"{path}.{os.getpid()}.part" if whole else path
-    with open(target, "w", encoding="utf-8") as file:
-        json.dump(content, file, indent=1)
-        file.write("\n")
-    if whole:
-        os.replace(target, path)
+    replace_file(path, (json.dumps(content, indent=1) + "\n").encode())
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -12,6 +12,7 @@ from typing import Any, Dict, List, Optional, Sequence, Tuple
 from .. import __version__, _core
 from .._arrays import error
 from .._core import Error
+from .._files import replace_file
 from ..types import DTypeName, ScheduleName
 from . import checks, measure, world
 from .world import Launch, World
@@ -167,8 +168,7 @@ def _times(here: World, asked: _Asked, report: _Report) -> None:
         report.line(f"{name:<12}{1e3 * s.forward:>12.2f}{1e3 * s.predicted_forward:>11.2f}{1e3 * s.backward:>13.2f}"
                     f"{1e3 * s.predicted_backward:>11.2f}")
     if asked.json and here.rank == 0:
-        with open(asked.json, "w", encoding="utf-8") as file:
-            file.write(on.to_json())
+        replace_file(asked.json, on.to_json().encode())
         report.line(f"machine    {asked.json}: weft simulate --machine {asked.json}")
 
 

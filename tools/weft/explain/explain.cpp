@@ -81,11 +81,20 @@ std::vector<FlagSpec> explain_flags() {
        {"micro", "M",
         "windows of M micro-sequences instead: queries, keys and cu_seqlens of each; causal if no --mask"},
        {"remainder", "NAME", "--micro with tokens that do not divide by M x ranks: pad (default) or refuse"},
-       {"even", "NAME",
-        "--micro: windows of equal tokens (default), or micro-sequences of equal work, visible pairs"}});
+       {"even", "NAME", "--micro: windows of equal tokens (default), or micro-sequences of equal work, visible pairs"},
+       {"flight", "FILE..",
+        "the last calls of ranks that hung or failed, from the files that they wrote: one timeline, and where they "
+        "parted"}});
 }
 
 int explain(const Flags& flags) {
+  if (flags.given("flight")) {
+    for (const FlagSpec& flag : explain_flags())
+      if (flag.name != "html" && flag.name != "flight")
+        flags.exclude("flight", {flag.name}, "leave it out: records say all that is drawn");
+    flags.exclude("flight", problem_flags({"json"}), "leave it out: records say all that is drawn");
+    return explain_flight(flags);
+  }
   if (asks_for_figure(flags)) return explain_figure(flags);
   refuse_figure_flags(flags);
   if (flags.given("support")) return explain_support(flags);

@@ -7,6 +7,7 @@ namespace weft::tool {
 
 int explain_micro(const Flags& flags);    // --micro: the windows of micro-sequences
 int explain_support(const Flags& flags);  // --support: the capability table, and the kernels of this machine
+int explain_flight(const Flags& flags);   // --flight: the last calls of ranks that hung or failed
 
 // --html, --svg: a panel for each layout and schedule that was asked for.
 std::vector<FlagSpec> with_figure_flags(std::vector<FlagSpec> flags);

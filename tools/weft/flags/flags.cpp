@@ -69,6 +69,15 @@ void Flags::add(CLI::App& verb, const std::string& group, const FlagSpec& flag) 
     verb.add_flag_callback("--" + flag.name, note, flag.help)->group(group);
     return;
   }
+  if (flag.value.ends_with("..")) {  // several words, which no name of a file has a line's end in
+    const auto join = [this, name = flag.name](const std::vector<std::string>& words) {
+      values_[name] = fmt::format("{}", fmt::join(words, "\n"));
+    };
+    verb.add_option_function<std::vector<std::string>>("--" + flag.name, join, flag.help)
+        ->type_name(flag.value)
+        ->group(group);
+    return;
+  }
   const auto keep = [this, name = flag.name](const std::string& value) { values_[name] = value; };
   verb.add_option_function<std::string>("--" + flag.name, keep, flag.help)->type_name(flag.value)->group(group);
 }

@@ -18,8 +18,9 @@ class App;
 namespace weft::tool {
 
 struct FlagSpec {
-  std::string name;   // "docs" for --docs
-  std::string value;  // what stands for the value in --help; empty: takes none
+  std::string name;  // "docs" for --docs
+  std::string
+      value;  // what stands for the value in --help; empty: takes none; "FILE..": one or more, lines of the value
   std::string help;
 };
 

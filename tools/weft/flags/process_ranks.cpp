@@ -1,5 +1,6 @@
 #include "flags/process_ranks.h"
 
+#include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <new>
@@ -8,6 +9,7 @@
 #include <sys/mman.h>
 
 #include "weft/error.h"
+#include "weft/flight.h"
 #include "weft/processes.h"
 #ifdef WEFT_WITH_MPI
 #include "weft/mpi.h"
@@ -18,10 +20,13 @@ namespace {
 
 Communicator* current = nullptr;
 
+void keep_flight(const std::string& path) { keep_flight_file({.path = path, .on_failure = true, .signal = SIGUSR1}); }
+
 int run_on(Communicator& world, const Flags& flags, int (*verb)(const Flags&)) {
   if (world.rank() > 0 && std::freopen("/dev/null", "w", stdout) == nullptr)
     throw Error("cannot open /dev/null", "all ranks but the first write there");
   current = &world;
+  if (flags.given("flight")) keep_flight(*flags.find("flight") + "." + std::to_string(world.rank()));
   const int code = verb(flags);
   current = nullptr;
   return code;
@@ -64,6 +69,14 @@ Communicator* process_world() { return current; }
 
 int on_processes(const Flags& flags, int (*verb)(const Flags&)) {
   return flags.text("comm", "") == "mpi" ? on_mpi(flags, verb) : on_forked(flags, verb);
+}
+
+int in_this_process(const Flags& flags, int (*verb)(const Flags&)) {
+  if (!flags.given("flight")) return verb(flags);
+  keep_flight(*flags.find("flight"));
+  const int code = verb(flags);
+  keep_flight_file({});
+  return code;
 }
 
 }  // namespace weft::tool

@@ -135,6 +135,10 @@ std::vector<FlagSpec> schedule_flags() {
   all.push_back(
       {"checked", "", "ranks compare fingerprints and checksums (ExecutorOptions::checked); bytes are not compared"});
   all.push_back(
+      {"flight", "FILE",
+       "write the last calls of all ranks there when one fails, or at SIGUSR1; processes: FILE.0, FILE.1, ..; "
+       "drawn by weft explain --flight"});
+  all.push_back(
       {"format", "NAME", "of a rank's own tensors: thd (default), or bshd, sbhd for batches in layout dual_chunk"});
   all.push_back(kHeadMapFlag);
   return all;

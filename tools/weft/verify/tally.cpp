@@ -107,7 +107,7 @@ void check_schedules_of(const check::Case& c, const Method& method, Look look, O
                        look == Look::rows_and_keys ? std::optional(kSampled) : std::nullopt);
   std::set<ScheduleKind> refused, ran;
   for (const ScheduleOptions& options : method.schedules) {
-    check::Tried tried = try_schedule(oracle, c, {options, method.kernel, method.checked});
+    check::Tried tried = try_schedule(oracle, c, {options, method.kernel, method.checked, method.world});
     const std::string what = weft::words(options);
     (tried.refused ? refused : ran).insert(options.kind);
     if (tried.refused) ++to.refused;
@@ -237,6 +237,8 @@ void Tally::leave_out(Index cases, std::string reason) {
   left_out_why_ = std::move(reason);
 }
 
+void Tally::set_seeds(unsigned long long first, unsigned long long next) { seeds_ = {first, next}; }
+
 json Worst::to_json() const {  // JSON has no infinity and no NaN: both become null
   return {{"ratio", ratio}, {"norm", norm}, {"tensor", tensor}, {"keys", keys}, {"where", where}, {"command", command}};
 }
@@ -256,6 +258,7 @@ json Tally::to_json() const {
               {"unchecked", unchecked_}};
   for (const auto& [reason, count] : skipped_) out["skipped"].push_back({{"reason", reason}, {"count", count}});
   if (worst_) out["worst"] = worst_->to_json();
+  if (seeds_) out["seeds"] = {seeds_->first, seeds_->second};
   return out;
 }
 
@@ -289,7 +292,8 @@ void Tally::print() const {
   fmt::print("{} cases, {} of them with keys on other ranks: {} failed\n", grouped(cases_), grouped(nontrivial_),
              grouped(failed_));
   if (left_out_ > 0)
-    fmt::print("{} of {} cases were left out: {}\n", grouped(left_out_), grouped(left_out_ + cases_), left_out_why_);
+    fmt::print("{} of {} cases were left out: {}{}\n", grouped(left_out_), grouped(left_out_ + cases_), left_out_why_,
+               seeds_ ? fmt::format("; --seed {} goes on with them", seeds_->second) : "");
 }
 
 }  // namespace weft::tool

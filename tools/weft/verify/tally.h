@@ -12,6 +12,7 @@
 #include "check/attend.h"
 #include "check/cases/case.h"
 #include "check/law.h"
+#include "weft/communicator.h"
 #include "weft/schedule.h"
 
 namespace weft::tool {
@@ -22,6 +23,7 @@ struct Method {
   std::vector<ScheduleOptions> schedules = {};  // on ranks as threads; none: a plan for each rank, without moves
   bool checked = false;                         // ExecutorOptions::checked
   Index micros = 0;                             // in so many micro-sequences, through a K/V buffer; 0: not
+  Communicator* world = nullptr;                // of processes that check the same; null: ranks are threads
 
   std::string kernel_words() const { return kernel.empty() ? "auto" : kernel; }
 };
@@ -64,6 +66,8 @@ class Tally {
 
   void add(const check::Case& c, const Outcome& outcome);
   void leave_out(Index cases, std::string reason);
+  // The first seed that was drawn from, and the first that was not: where another run goes on.
+  void set_seeds(unsigned long long first, unsigned long long next);
 
   Index cases() const { return cases_; }
   Index failed() const { return failed_; }
@@ -82,6 +86,7 @@ class Tally {
   Index ran_ = 0, refused_ = 0;        // runs
   Index sampled_ = 0, unchecked_ = 0;  // cases
   std::string left_out_why_;
+  std::optional<std::pair<unsigned long long, unsigned long long>> seeds_;
   std::map<std::string, Index> skipped_;
   std::optional<Worst> worst_;
   std::map<std::string, std::map<std::string, Index>> by_layout_;

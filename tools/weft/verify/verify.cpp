@@ -8,6 +8,7 @@
 #include "check/by_schedule.h"
 #include "flags/auto_choice.h"
 #include "flags/memory_check.h"
+#include "flags/process_ranks.h"
 #include "flags/schedule_flags.h"
 #include "terminal/json_file.h"
 #include "terminal/numbers.h"
@@ -103,12 +104,13 @@ Method method_of(const Flags& flags, const std::vector<ScheduleOptions>* schedul
                  "add e.g. --schedule all, or leave it out");
     return {.kernel = std::string(find_kernel(flags.text("kernel", check::kReference)).name)};
   }
-  if (communicator_of(flags) != "threads")
-    throw Error(fmt::format("--comm {} on problems one by one", communicator_of(flags)),
-                "use --matrix or --set, whose ranks are the processes");
+  if (communicator_of(flags) != "threads" && !flags.given("random"))
+    throw Error(fmt::format("--comm {} on one problem", communicator_of(flags)),
+                "use --random, --matrix or --set, whose ranks are the processes");
   return {.kernel = flags.given("kernel") ? std::string(find_kernel(*flags.find("kernel")).name) : "",
           .schedules = schedules != nullptr ? *schedules : schedules_of(flags, *flags.find("schedule")),
-          .checked = flags.given("checked")};
+          .checked = flags.given("checked"),
+          .world = process_world()};
 }
 
 // Sums of large problems are long, which small ones say nothing about. Without schedules one thread computes three ways
@@ -119,26 +121,43 @@ LargeShare large_of(const Flags& flags, bool by_schedule) {
   large.one_in = flags.within("large", by_schedule ? kOneIn : 0, 0, kMaxRandom,
                               ": 1 for all problems, 500 for one in 500, 0 for none");
   large.sizes.most = flags.within("tokens-up-to", large.sizes.most, kLeast, kMost);
-  large.sizes.least = std::min(large.sizes.least, large.sizes.most / 2);
+  large.sizes.least = flags.within("tokens-from", std::min(large.sizes.least, large.sizes.most / 2), kLeast / 2,
+                                   large.sizes.most, ", which is --tokens-up-to");
   return large;
+}
+
+// Processes check the same problems at the same time, and those of random problems are 2 to 8.
+void check_world(const Flags& flags) {
+  constexpr Index kLeast = 2, kMost = 8;
+  const Communicator* world = process_world();
+  if (world == nullptr) return;
+  flags.refuse({"time-limit", "threads"}, " with processes", "leave it out: they would not stop at the same problem");
+  if (world->ranks() < kLeast || world->ranks() > kMost)
+    throw Error(fmt::format("--random on {} processes", world->ranks()),
+                "start 2 to 8: random problems have as many ranks");
+  if (!flags.given("schedule"))
+    throw Error(fmt::format("--random with --comm {} and no schedule", communicator_of(flags)), "add --schedule all");
 }
 
 int verify_random(const Flags& flags) {
   refuse_auto(flags, "--random");
-  flags.exclude("random", problem_flags({"format", "head-map"}),
-                "random problems are drawn whole; only --layout can be chosen");
+  check_world(flags);
+  std::vector<std::string> drawn = problem_flags({"format", "head-map"});
+  if (process_world() != nullptr) std::erase(drawn, "ranks");  // how many processes there are
+  flags.exclude("random", drawn, "random problems are drawn whole; only --layout can be chosen");
   RandomSet set{.count = flags.within("random", 2000, 1, kMaxRandom, " problems"),
                 .seed = seed_of(flags),
-                .threads = threads_of(flags),
+                .threads = process_world() != nullptr ? 1 : threads_of(flags),
                 .method = method_of(flags),
                 .large = {},
                 .limit = time_limit_of(flags)};
   if (flags.given("layout")) set.layout = layout_of(flags);
   set.trees = flags.given("trees");
-  flags.exclude("trees", {"large", "tokens-up-to"},
+  flags.exclude("trees", {"large", "tokens-from", "tokens-up-to"},
                 "leave one of them out: large trees are drawn among other problems");
   if (!set.trees) set.large = large_of(flags, !set.method.schedules.empty());
-  JsonOutput output(flags.find("json"));
+  const Communicator* world = process_world();
+  JsonOutput output(world != nullptr && world->rank() > 0 ? nullptr : flags.find("json"));
   const Tally tally = check_random(set);
   tally.print();
   output.write(tally.to_json());
@@ -159,7 +178,8 @@ std::vector<std::string> check_places(const Flags& flags, const check::Case& c, 
 
 int verify_one(const Flags& flags) {
   flags.refuse({"threads"}, " without --random", "one problem takes one thread");
-  flags.refuse({"large", "tokens-up-to", "trees"}, " without --random", "leave it out, or add --random 500");
+  flags.refuse({"large", "tokens-from", "tokens-up-to", "trees"}, " without --random",
+               "leave it out, or add --random 500");
   flags.refuse({"time-limit"}, " without --random, --matrix or --set", "one problem is checked whole");
   AutoProblem asked = auto_problem(flags, kVerifyDefaults);
   check::Case& c = asked.given;
@@ -185,8 +205,10 @@ int verify_one(const Flags& flags) {
 
 std::vector<FlagSpec> verify_flags() {
   std::vector<FlagSpec> all = {
-      {"random", "N", "check N random problems instead of one from flags; --layout restricts them"},
+      {"random", "N",
+       "check N random problems instead of one from flags, drawn from --seed, --seed + 1, ..; --layout restricts them"},
       {"large", "N", "with --random: one of N problems has 4,000 tokens or more (with --schedule 500, otherwise none)"},
+      {"tokens-from", "N", "with --random: tokens of the smallest of these (4000)"},
       {"tokens-up-to", "N", "with --random: tokens of the largest (20000)"},
       {"trees", "", "with --random: all problems are trees of branches that share prefixes"},
       {"matrix", "NAME",
