@@ -194,7 +194,7 @@ class Packed final : public DeviceCommunicator {
   }
   std::unique_ptr<Request::Pending> start_all_gather_lists(Buffers mine, Buffers all) override {
     if (own_.all_gather == nullptr) return nullptr;
-    return collective(mine, all, sign_collective(), [&](const char* from, char* to, const StreamSigns& signs) {
+    return collective(mine, all, {}, [&](const char* from, char* to, const StreamSigns& signs) {
       const bool any = !signs.empty();
       return own_.all_gather(place(), from, to, total_size(mine), any ? signs.sent() : nullptr,
                              any ? signs.received(0) : nullptr, StreamSigns::kBytes);
@@ -223,7 +223,8 @@ class Packed final : public DeviceCommunicator {
     return std::make_unique<PackedExchange>(rank(), place(), std::move(sends), std::move(receives), stream_signs(peers),
                                             in_flight_, carry_);
   }
-  bool carries_signs() const override { return true; }
+  // Not yet: over torch's NCCL a fingerprint could come from the pass before, once a rank had died.
+  bool carries_signs() const override { return false; }
   // None in the capture of a graph, which would send and receive them again in each replay.
   StreamSigns stream_signs(const detail::SignedPeers& peers) const {
     return is_captured(static_cast<cudaStream_t>(place().stream)) ? StreamSigns() : StreamSigns(rank(), peers);
