@@ -6,7 +6,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("hypothesis")
 import weft
 import weft.torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 LAYOUTS = ["contiguous", "zigzag", "striped", "balanced"]
@@ -108,6 +108,8 @@ how = dict(deadline=None, derandomize=True, database=None, suppress_health_check
 
 @settings(max_examples=25, **how)
 @given(programs())
+@example(([5, 4, 7], 3, [("relayout", 0, "contiguous"), ("attend", 0, "ring", True), ("relayout", 0, "striped"),
+                         ("backward", 0)]))
 def test_any_order(program):
     check(program)
 
