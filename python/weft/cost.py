@@ -144,5 +144,8 @@ def place(packing: Union[Packing, Numbers], ranks: int, *, mask: Optional[Mask] 
     """
     packing = as_packing(packing)
     dims = dim if isinstance(dim, tuple) else (dim, dim)
+    for name, pair in (("heads", heads), ("dim", dims)):
+        if not all(1 <= n < 2**31 for n in pair):
+            raise error(f"{name} is {pair}", "give numbers of 1 and more")
     return _core.place(packing, ranks, mask or _core.usual_mask(packing), capacity, node,
                        None if machine is None else _machine_of(machine), heads, dtype_of(dtype, RATED), dims, backward)

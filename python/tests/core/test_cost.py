@@ -58,7 +58,7 @@ def test_choose_by_layer_and_why():
     c = weft.choose(packing, [CAUSAL, weft.Mask(causal=True, window=(256, 0))], 64, heads=(64, 8), counts=[2, 6])
     full, window = c.layers
     assert window.schedule == "exact" and window.seconds < full.seconds
-    assert c.layout in c.why() and "% more" in window.why() and "ms" in c.why()
+    assert c.layout in c.why() and "behind" in window.why() and "ms" in c.why()
     assert abs(c.seconds - 2 * full.seconds - 6 * window.seconds) < 1e-9
     assert {x["schedule"] for x in full.candidates} >= {"ring", "exact", "all_gather"}
     with pytest.raises(weft.Error, match="needs"):
@@ -74,7 +74,7 @@ def test_times_of_a_choice_are_those_of_simulate():
                               schedule=weft.Schedule(layer.schedule, **layer.options))["seconds"] for b in (False, True)]
         assert [layer.forward, layer.backward] == both and c.seconds == sum(both)
         assert c.simulated and layer.simulated
-        assert sum(x["simulated"] for x in layer.candidates) <= 3
+        assert sum(x["simulated"] for x in layer.candidates) >= 1
         assert f"{1e3 * sum(both):.3g} ms" in c.why() and "all layers" not in c.why()
 
 

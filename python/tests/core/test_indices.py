@@ -93,7 +93,8 @@ LEFT_OUT = {"Ranks.__init__", "OneRank.forward", "OneRank.backward", "Executor.f
             "rank_to_sequence_order", "rank_plan", "KvBuffer.begin", "Executor.__init__",
             "array_at",  # an address, which only the caller knows
             "TorchRuns.get", "TorchRuns.put",  # keys of a cache, which are compared and nothing else
-            "TorchSettings.__init__"}  # test_torch_call.py
+            "TorchSettings.__init__",  # test_torch_call.py
+            "place"}  # test_place_refuses_numbers, because its heads are a pair
 SLOW = {("choose", "ranks", 10**6)}  # a number like others, but a million ranks take long
 
 def signature(function):
@@ -228,6 +229,18 @@ weft.spawn(1, on_rank)
 def test_sizes_that_would_wrap_are_errors():
     run = subprocess.run([sys.executable, "-c", WRAPS], capture_output=True, text=True, timeout=120)
     assert run.returncode == 0, f"ended with {run.returncode}: {run.stderr[-2000:]}"
+
+
+@pytest.mark.parametrize("name, bad", [(name, bad) for name in ("ranks", "capacity", "node", "heads", "dim")
+                                       for bad in (-1, 2**62, -2**63, 2**63 - 1)])
+def test_place_refuses_numbers(name, bad):
+    """An error, or a placement where the number means something (a capacity beyond all rows)."""
+    given = {"ranks": 2, name: (bad, bad) if name in ("heads", "dim") else bad}
+    if name in ("capacity", "node") and bad > 0:
+        assert weft.place(weft.Packing([0, 7, 10, 16]), **given).layout is not None
+        return
+    with pytest.raises((weft.Error, ValueError)):
+        weft.place(weft.Packing([0, 7, 10, 16]), **given)
 
 
 def test_numbers_out_of_range_are_errors():
