@@ -96,6 +96,7 @@ def test_random_of_one_layout(weft):
 def test_the_command_of_a_random_case_gives_it_again(weft, seed):
     """Every flag that the command prints must parse back: slices, runs, cross-attention, padding, softcap, sinks."""
     drawn = weft("verify", "--random", 1, "--seed", seed, json_file=True).json
+    assert drawn.pop("seeds") == [seed, seed + 1]
     assert weft.again(drawn).json == drawn
 
 

@@ -24,6 +24,8 @@ schedule = _core.RankSchedule(problem, layout, 0, 2, 2, None, "ring")
 micros = weft.prepare.MicroSequences(packing, ranks=1, micros=2)
 packs = weft.prepare.pack_documents([7, 3, 6], budget=8)
 machine = weft.Machine("cpu")
+tree = _core.Tree.from_nodes([-1, 0, 0], [3, 2, 4])
+tree_packs = _core.pack_trees([tree], 32, 1, False, False)
 
 def array(*shape):
     return _arrays.array(np.zeros(shape, np.float32), True, "x")
@@ -84,6 +86,8 @@ SPECIAL = {
                       "stream": 0},
     "kernel_choice": {"kernel": "cpu", "device": None, "schedule": None},
     "make_step": {**STEP, "out": lambda: integers(*range(64))}, "step_capacity": STEP,
+    "Tree.padded_to": {"self": tree, "rows": 16}, "TreePacks.sequences": {"self": tree_packs}, "TreePacks.tree": {"self": tree_packs},
+    "pack_trees": {"trees": [tree], "budget": 32, "keep_order": False, "split": False},
     "python_communicator": {"rank": 0, "ranks": 1, "name": "x", "transport": object()},
 }
 # Streams and devices are handles, not indices; ranks of spawn and all passes of tensors are tested by name elsewhere.
@@ -94,6 +98,7 @@ LEFT_OUT = {"Ranks.__init__", "OneRank.forward", "OneRank.backward", "Executor.f
             "array_at",  # an address, which only the caller knows
             "TorchRuns.get", "TorchRuns.put",  # keys of a cache, which are compared and nothing else
             "TorchSettings.__init__",  # test_torch_call.py
+            "keep_flight_file",  # signal is a name's number, which the system checks
             "place"}  # test_place_refuses_numbers, because its heads are a pair
 SLOW = {("choose", "ranks", 10**6)}  # a number like others, but a million ranks take long
 

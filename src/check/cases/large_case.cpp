@@ -51,12 +51,13 @@ std::vector<Slice> slices_of(Choices& c, const Case& from) {
   return slices;
 }
 
-void choose_large_mask(Choices& c, Case& to, Index most) {
+void choose_large_mask(Choices& c, Case& to, const Sizes& sizes) {
   Mask& m = to.mask;
   const Index kind = c.pick(0, 9);
   if (kind == 9) {  // nodes of half a share each on average, so at most as many tokens as elsewhere
     const Index nodes = c.one_in(2) ? 8 : 60;
-    return choose_tree(c, to, {.nodes = nodes, .length = max_of(1, most / nodes), .reach = 3000});
+    const Index length = max_of(1, sizes.most / nodes);
+    return choose_tree(c, to, {.nodes = nodes, .length = length, .reach = 3000, .least = sizes.least});
   }
   if (kind == 8) {
     m.slices = slices_of(c, to);
@@ -104,7 +105,7 @@ Case random_large_case(Choices& c, const Sizes& sizes, std::optional<LayoutKind>
   };
   to.q = side(lengths);
   if (c.one_in(4)) to.k = side(other_lengths(c, lengths));
-  choose_large_mask(c, to, sizes.most);
+  choose_large_mask(c, to, sizes);
   choose_runs(c, to, sizes.most / 8);
   choose_attention(c, to, 2);
   limit_pairs(to);

@@ -1,5 +1,6 @@
 #include "check/cases/tree_case.h"
 
+#include <numeric>
 #include <utility>
 
 #include "index.h"
@@ -41,6 +42,11 @@ void choose_tree(Choices& c, Case& to, const TreeSizes& sizes) {
   for (Index i = 0; i < nodes; ++i) {
     tree.parents.push_back(i == 0 || c.one_in(5) ? kNoNode : c.pick(c.one_in(2) ? i - 1 : 0, i - 1));
     tree.lengths.push_back(c.one_in(3) ? c.pick(0, min_of(2, sizes.length)) : c.pick(1, sizes.length));
+  }
+  const Index sum = std::accumulate(tree.lengths.begin(), tree.lengths.end(), Index{0});
+  if (sum < sizes.least) {
+    tree.parents.push_back(nodes > 0 ? nodes - 1 : kNoNode);
+    tree.lengths.push_back(sizes.least - sum);
   }
   if (c.one_in(2)) tree.left = c.pick(0, sizes.reach);
   if (c.one_in(3)) tree.chunk = c.pick(1, sizes.reach);

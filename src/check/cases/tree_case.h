@@ -16,6 +16,7 @@ void set_tree(Case& to, TreeCase tree);
 // At most so many nodes and tokens of a node, and windows and chunks of at most so many positions.
 struct TreeSizes {
   Index nodes, length, reach;
+  Index least = 0;  // rows; one more node has those that are missing
 };
 // A random tree in the case's place, causal, with a window, chunks or both; padded as its layout asks.
 void choose_tree(Choices& choices, Case& to, const TreeSizes& sizes);
