@@ -86,6 +86,7 @@ SPECIAL = {
                       "stream": 0},
     "kernel_choice": {"kernel": "cpu", "device": None, "schedule": None},
     "make_step": {**STEP, "out": lambda: integers(*range(64))}, "step_capacity": STEP,
+    "Tree.from_nodes": {"parents": [-1, 0, 0], "lengths": [3, 2, 4], "tokens": None, "sequence_end": None},
     "Tree.padded_to": {"self": tree, "rows": 16}, "TreePacks.sequences": {"self": tree_packs}, "TreePacks.tree": {"self": tree_packs},
     "pack_trees": {"trees": [tree], "budget": 32, "keep_order": False, "split": False},
     "python_communicator": {"rank": 0, "ranks": 1, "name": "x", "transport": object()},
@@ -98,6 +99,7 @@ LEFT_OUT = {"Ranks.__init__", "OneRank.forward", "OneRank.backward", "Executor.f
             "array_at",  # an address, which only the caller knows
             "TorchRuns.get", "TorchRuns.put",  # keys of a cache, which are compared and nothing else
             "TorchSettings.__init__",  # test_torch_call.py
+            "Communicator.disagreement",  # of ranks and their words
             "keep_flight_file",  # signal is a name's number, which the system checks
             "place"}  # test_place_refuses_numbers, because its heads are a pair
 SLOW = {("choose", "ranks", 10**6)}  # a number like others, but a million ranks take long
