@@ -103,7 +103,7 @@ void Watch::give_up(std::unique_lock<std::mutex>& lock, const Trouble& found) {
   failure_ = found;
   if (connection_.board != nullptr) connection_.board->fail(found);
   for (const auto& call : queue_) connection_.recorder->set(call->record.number, RecordedCall::State::failed);
-  queue_.clear();
+  const auto given_up = std::exchange(queue_, {});  // their memory may be in use until the abort
   lock.unlock();
   if (connection_.abort != nullptr) connection_.abort();
   lock.lock();

@@ -1,6 +1,7 @@
 // Trees to packs of one size.
 #include <algorithm>
 #include <numeric>
+#include <utility>
 
 #include "index.h"
 #include "text.h"
@@ -25,7 +26,8 @@ class Splitter {
     const std::span<const Index> ends = tree_.sequence_end();
     std::vector<Index> order(ends.size());
     std::iota(order.begin(), order.end(), Index{0});
-    std::stable_sort(order.begin(), order.end(), [&](Index a, Index b) { return ends[at(a)] < ends[at(b)]; });
+    std::sort(order.begin(), order.end(),
+              [&](Index a, Index b) { return std::pair(ends[at(a)], a) < std::pair(ends[at(b)], b); });
     for (const Index s : order) add(s);
     return std::move(parts_);
   }

@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <numeric>
 #include <unordered_map>
+#include <utility>
 
 #include "index.h"
 #include "text.h"
@@ -37,8 +38,8 @@ class Trie {
     // Siblings differ in the first sequence that passes them, which orders them.
     std::vector<Index> order(branches_.size()), number(branches_.size()), parents, lengths, ids, ends;
     std::iota(order.begin(), order.end(), Index{0});
-    std::stable_sort(order.begin(), order.end(),
-                     [&](Index a, Index b) { return branches_[at(a)].first < branches_[at(b)].first; });
+    const auto place = [&](Index i) { return std::pair(branches_[at(i)].first, i); };
+    std::sort(order.begin(), order.end(), [&](Index a, Index b) { return place(a) < place(b); });
     for (std::size_t i = 0; i < order.size(); ++i) number[at(order[i])] = static_cast<Index>(i);
     const auto numbered = [&](Index node) { return node == kNoNode ? kNoNode : number[at(node)]; };
     for (const Index i : order) {

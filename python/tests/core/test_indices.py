@@ -87,7 +87,8 @@ SPECIAL = {
     "kernel_choice": {"kernel": "cpu", "device": None, "schedule": None},
     "make_step": {**STEP, "out": lambda: integers(*range(64))}, "step_capacity": STEP,
     "Tree.from_nodes": {"parents": [-1, 0, 0], "lengths": [3, 2, 4], "tokens": None, "sequence_end": None},
-    "Tree.padded_to": {"self": tree, "rows": 16}, "TreePacks.sequences": {"self": tree_packs}, "TreePacks.tree": {"self": tree_packs},
+    "Tree.padded_to": {"self": tree, "rows": 16},
+    "TreePacks.sequences": {"self": tree_packs}, "TreePacks.tree": {"self": tree_packs},
     "pack_trees": {"trees": [tree], "budget": 32, "keep_order": False, "split": False},
     "python_communicator": {"rank": 0, "ranks": 1, "name": "x", "transport": object()},
 }

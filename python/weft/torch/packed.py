@@ -43,7 +43,7 @@ def pack(packing: AnyPacking, slices: Any = None, *, layout_slices: Any = None) 
     for at, given in ((-2, slices), (-1, layout_slices)):
         if given is not None:
             parts.append(np.asarray(given, np.int64).reshape(-1))
-            head[at] = len(parts[-1]) // 6
+            head[at] = 1 + len(parts[-1]) // 6  # 0: none are given
     return torch.from_numpy(np.concatenate([np.asarray(head, np.int64), *parts]))
 
 
@@ -94,7 +94,7 @@ def unpack(flat: Tensor) -> Tuple[Packing, Any, Any]:
 
     q = dict(cu_seqlens_q_padded=take(n + 1), seqused_q=take(n), tokens_q=tokens_q)
     k = {} if same else dict(cu_seqlens_k_padded=take(n + 1), seqused_k=take(n), tokens_k=tokens_k)
-    own, dealt = (take(6 * count).reshape(-1, 6) if count else None for count in slices)
+    own, dealt = (take(6 * (count - 1)).reshape(-1, 6) if count else None for count in slices)
     if at != len(values):
         raise error(f"a packing as a tensor of {len(values)} numbers, of which {at} belong to it", "make it with weft.torch.pack")
     return _core.Packing(**q, **k), own, dealt

@@ -288,7 +288,7 @@ void BackwardWork::split_long(KeyItems& items, int sm_count) const {
   constexpr Index kLeastSteps = 64;
   const Index time = std::accumulate(items.cost.begin(), items.cost.end(), Index{0}) * heads_k_ / sm_count;
   const Index longest = items.cost.empty() ? 0 : *std::max_element(items.cost.begin(), items.cost.end());
-  const Index least = kLeastSteps * rows.size() / units_of_head_;
+  const Index least = max_of(1, kLeastSteps * rows.size() / units_of_head_);
   // Items that are not much longer than the mean time of an SM are started early enough instead (order_items).
   if (can_split_ && 4 * longest > 5 * max_of(time, least))
     split_long_tiles(items, max_of(time / 2, least), rows.log2_size);
