@@ -89,7 +89,7 @@ FAULTS = [
 
 FLAGS = ["-std=c++20", "-O0"]
 TREES = ["tree", "tree_slices"]
-ROOMS = ["src/plan", "src/rows", "src/schedule"]
+ROOMS = ["src/plan", "src/plan/placed", "src/rows", "src/schedule"]
 CORE = ["dtype", "error", "tensor", "without_cuda"]
 LAW = ["cases/case", "cases/random_case", "cases/tree_case", "definition", "law", "law_soak", "moves"]
 PROBLEMS = "6000"

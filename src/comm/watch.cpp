@@ -1,5 +1,7 @@
 #include "comm/watch.h"
 
+#include <utility>
+
 #include "text.h"
 
 namespace weft::detail {
