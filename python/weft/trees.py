@@ -264,8 +264,9 @@ class Tree:
                                    tokens=tokens, temperature=temperature)
 
     def gather(self, x: Tensor, *, cp: Optional[ContextParallel] = None) -> Tensor:
-        """x [rows, ...] at the tokens of the sequences, [separate_tokens, ...] in their own order, with a gradient: values of a
-        critic, say. cp: as of log_probs.
+        """Gives what x [rows, ...] has at each token of the sequences, in their own order, with a gradient.
+
+        The result is [separate_tokens, ...]: values of a critic, say. cp: as of log_probs.
 
             >>> import torch, weft
             >>> tree = weft.prepare.Tree.from_sequences([[5, 6, 7], [5, 6, 8]])
