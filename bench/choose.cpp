@@ -24,27 +24,8 @@ std::vector<Index> documents(Index tokens) {
 }
 
 // layers_ms: attention of 32 such layers, forward and backward, as predicted.
-void choose(benchmark::State& state, Index window) {
-  const Index ranks = state.range(0);
-  const weft::Layer layer{
-      .problem = weft::Problem(weft::Stream::from_lengths(documents(8192 * ranks)), {.causal = true, .left = window}),
-      .heads_q = 64,
-      .heads_k = 8,
-      .shape = {.dtype = weft::DType::bf16, .dim_qk = 128, .dim_v = 128},
-      .count = 32};
-  const weft::Machine& machine = weft::machine_preset("h100-400g");
-  double seconds = 0;
-  for (auto _ : state) seconds = weft::choose({&layer, 1}, ranks, machine).seconds;
-  state.counters["documents"] = static_cast<double>(layer.problem.packing().sequences());
-  state.counters["layers_ms"] = 1e3 * seconds;
-}
-
-// A tree of 10,000 nodes of 128 rows, two children each.
-void choose_for_a_tree(benchmark::State& state) {
-  weft::check::TreeShape tree;
-  for (Index n = 0; n < 10000; ++n) tree.add(n == 0 ? -1 : (n - 1) / 2, 128);
-  const weft::Layer layer{.problem = weft::Problem(weft::Stream::from_lengths(std::vector<Index>{tree.rows()}),
-                                                   {.slices = weft::check::tree_slices(tree)}),
+void choose_for(benchmark::State& state, weft::Problem problem) {
+  const weft::Layer layer{.problem = std::move(problem),
                           .heads_q = 64,
                           .heads_k = 8,
                           .shape = {.dtype = weft::DType::bf16, .dim_qk = 128, .dim_v = 128},
@@ -52,7 +33,21 @@ void choose_for_a_tree(benchmark::State& state) {
   const weft::Machine& machine = weft::machine_preset("h100-400g");
   double seconds = 0;
   for (auto _ : state) seconds = weft::choose({&layer, 1}, state.range(0), machine).seconds;
+  state.counters["documents"] = static_cast<double>(layer.problem.packing().sequences());
   state.counters["layers_ms"] = 1e3 * seconds;
+}
+
+void choose(benchmark::State& state, Index window) {
+  const std::vector<Index> lengths = documents(8192 * state.range(0));
+  choose_for(state, weft::Problem(weft::Stream::from_lengths(lengths), {.causal = true, .left = window}));
+}
+
+// A tree of 10,000 nodes of 128 rows, two children each.
+void choose_for_a_tree(benchmark::State& state) {
+  weft::check::TreeShape tree;
+  for (Index n = 0; n < 10000; ++n) tree.add(n == 0 ? -1 : (n - 1) / 2, 128);
+  choose_for(state, weft::Problem(weft::Stream::from_lengths(std::vector<Index>{tree.rows()}),
+                                  {.slices = weft::check::tree_slices(tree)}));
 }
 
 BENCHMARK_CAPTURE(choose, full, -1)->Arg(8)->Arg(64)->Arg(512)->Unit(benchmark::kMillisecond);

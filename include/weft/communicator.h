@@ -191,8 +191,6 @@ class WEFT_API Communicator {
   // Calls are counted by another one.
   Communicator(Index rank, Index ranks, Communicator& counts) : rank_(rank), ranks_(ranks), counts_(&counts) {}
 
-  // For a transport's own all_gather: the fingerprint that travels with the first one of a pass; no peers: none does.
-  detail::SignedPeers sign_collective();
   // Of calls of this communicator and of those whose calls it counts.
   const std::shared_ptr<detail::FlightRecorder>& recorder() const;
 

@@ -123,14 +123,6 @@ nb::object on_gpu(void* data, Index bytes, int device) {
                                                            nb::dtype<std::uint8_t>(), nb::device::cuda::value, device));
 }
 
-// Fingerprints that are gathered with a collective; null: none are.
-struct Signs {
-  void* mine = nullptr;
-  Index bytes = 0;
-  void* all = nullptr;
-  Index all_bytes = 0;
-};
-
 // An exchange of no messages.
 struct Alone final : Request::Pending {
   void wait() override {}
@@ -220,10 +212,8 @@ class PythonGpuCommunicator final : public PythonCommunicator {
     for (Index r = 0; r < n; ++r)
       if (members_[at(r)] != r) return {};  // a split in another order, and torch's own are in the order of the group
     return {.all_gather =
-                [this, n](const Place& on, const void* mine, void* all, Index bytes, void* sign, void* signs,
-                          Index sign_bytes) {
-                  const Signs with{sign, sign_bytes, signs, n * sign_bytes};
-                  return collective("all_gather", on, mine, {bytes}, all, std::vector<Index>(at(n), bytes), with);
+                [this, n](const Place& on, const void* mine, void* all, Index bytes) {
+                  return collective("all_gather", on, mine, {bytes}, all, std::vector<Index>(at(n), bytes));
                 },
             .reduce_scatter =
                 [this, n](const Place& on, const float* parts, float* mine, Index count) {
@@ -240,13 +230,8 @@ class PythonGpuCommunicator final : public PythonCommunicator {
 
   std::unique_ptr<Request::Pending> collective(const char* kind, const Place& place, const void* sent,
                                                const std::vector<Index>& sent_bytes, void* received,
-                                               const std::vector<Index>& received_bytes,
-                                               const Signs& signs = {}) const {
+                                               const std::vector<Index>& received_bytes) const {
     const AcquireGil gil;
-    const nb::object with = signs.mine == nullptr
-                                ? nb::none()
-                                : nb::object(nb::make_tuple(on_gpu(signs.mine, signs.bytes, place.device),
-                                                            on_gpu(signs.all, signs.all_bytes, place.device)));
     const auto list = [](const std::vector<Index>& sizes) {
       nb::list out;
       for (const Index size : sizes) out.append(size);
@@ -257,7 +242,7 @@ class PythonGpuCommunicator final : public PythonCommunicator {
     return std::make_unique<Handle>(call_python(
         transport_.attr("collective_on_gpu"), nb::str(kind), on_gpu(const_cast<void*>(sent), out, place.device),
         list(sent_bytes), on_gpu(received, in, place.device), list(received_bytes), nb::int_(place.device),
-        nb::int_(reinterpret_cast<std::uintptr_t>(place.stream)), with));
+        nb::int_(reinterpret_cast<std::uintptr_t>(place.stream))));
   }
 
   std::unique_ptr<Request::Pending> carry(const Place& place, std::span<const cuda::Parcel> sends,

@@ -110,16 +110,6 @@ SignedPeers SignedCalls::meet(Index self, std::span<const Message> sends, std::s
   return peers;
 }
 
-SignedPeers SignedCalls::meet_all() {
-  SignedPeers peers;
-  if (std::exchange(met_all_, true)) return peers;
-  peers.mine = sign_;
-  for (Index peer = 0; peer < static_cast<Index>(met_.size()); ++peer) peers.from.push_back(peer);
-  peers.to = peers.from;
-  std::fill(met_.begin(), met_.end(), true);
-  return peers;
-}
-
 SignedPass::SignedPass(Communicator& communicator, CallSign sign, PassKind kind) : communicator_(communicator) {
   communicator.begin_pass(sign, static_cast<std::uint32_t>(kind));
 }
@@ -202,10 +192,6 @@ std::unique_ptr<Request::Pending> Communicator::start_signed(std::vector<Message
   return detail::signed_call(
       *this, peers, std::move(sends), std::move(receives),
       [this](std::vector<Message> to, std::vector<Message> from) { return start(std::move(to), std::move(from)); });
-}
-
-detail::SignedPeers Communicator::sign_collective() {
-  return signs_ == nullptr ? detail::SignedPeers{} : signs_->meet_all();
 }
 
 std::vector<std::pair<Index, detail::CallSign>> Communicator::shown_signs() const { return {}; }

@@ -61,13 +61,9 @@ class SignedCalls {
 
   // Both ends of a message call a peer met after the same call, so they agree on which message is the first.
   SignedPeers meet(Index self, std::span<const Message> sends, std::span<const Message> receives);
-  // The first collective of a pass between all ranks, itself included, whatever messages went before; empty for later
-  // ones.
-  SignedPeers meet_all();
 
  private:
   CallSign sign_;
-  bool met_all_ = false;
   std::vector<bool> met_;  // ranks to or from which a message of this pass went
 };
 

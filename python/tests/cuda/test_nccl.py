@@ -37,17 +37,6 @@ def test_fingerprints_take_no_launch(tmp_path, backend):
     print(processes.start("launches_worker.py", tmp_path, backend, seconds=110))
 
 
-def test_ranks_that_disagree(tmp_path):
-    """Each way of disagreement_worker.py, over torch's NCCL: every rank is told, and some by name."""
-    processes.start("disagreement_worker.py", tmp_path, "cpu:gloo,cuda:nccl", seconds=260)
-    ranks = [json.loads(path.read_text()) for path in sorted(tmp_path.glob("told*.json"))]
-    assert len(ranks) == 3
-    for way in ranks[0]:
-        said = [rank[way]["told"] for rank in ranks]
-        assert all(said), (way, said)
-        assert any(ranks[0][way]["named"] in text for text in said), (way, said)
-
-
 def test_ranks_that_fail(tmp_path):
     """kill -9, SIGSTOP or another packing on one of four ranks, at some moment; WEFT_FAILURES: so many times, from WEFT_SEED on.
 

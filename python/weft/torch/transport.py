@@ -171,14 +171,6 @@ def _in_stream(device: int, stream: int) -> ContextManager[Any]:
     return torch.cuda.stream(torch.cuda.ExternalStream(stream, device) if stream else torch.cuda.default_stream(device))
 
 
-def _gather_both(group: Any, to: List[torch.Tensor], mine: List[torch.Tensor]) -> Any:
-    """Two all_gathers as one group of NCCL's, which is one kernel."""
-    options = dist.distributed_c10d.AllgatherOptions()
-    if hasattr(options, "asyncOp"):
-        options.asyncOp = True
-    return group.allgather_into_tensor_coalesced(to, mine, options)
-
-
 def _tag(number: int, size: int) -> int:
     """Of the number-th message between two ranks. One of another size is not taken for it: gloo would end the process if it
     were longer, and say nothing if it were shorter."""
@@ -258,21 +250,15 @@ class Transport:
         return _GpuHandle(self, works, (sends, receives), (device, stream), sorted({peer for peer, _ in (*sends, *receives)}))
 
     def collective_on_gpu(self, kind: str, sent: Any, sent_bytes: List[int], received: Any, received_bytes: List[int],
-                          device: int, stream: int, signs: Any = None) -> _GpuHandle:
-        """all_gather, reduce_scatter of f32, or all_to_all, by torch's own, of bytes in the order of ranks.
-
-        signs: (this rank's, all ranks') fingerprints, in memory of the host that the GPU reaches, which are gathered in the
-        same launch."""
+                          device: int, stream: int) -> _GpuHandle:
+        """all_gather, reduce_scatter of f32, or all_to_all, by torch's own, of bytes in the order of ranks."""
         if self.broken:
             raise self._again()
         self._count()
         mine, into = torch.from_dlpack(sent), torch.from_dlpack(received)
         try:
             with _in_stream(device, stream):
-                if signs is not None:
-                    mine_too, all_too = map(torch.from_dlpack, signs)
-                    work = _gather_both(self.group, [into, all_too], [mine, mine_too])
-                elif kind == "all_gather":
+                if kind == "all_gather":
                     work = dist.all_gather_into_tensor(into, mine, group=self.group, async_op=True)
                 elif kind == "reduce_scatter":
                     work = dist.reduce_scatter_tensor(into.view(torch.float32), mine.view(torch.float32), group=self.group,

@@ -1,8 +1,5 @@
-#include <deque>
-
 #include "comm/cuda/packed_blocks.h"
 #include "comm/cuda/packed_message.h"
-#include "comm/cuda/stream_signs.h"
 #include "comm/cuda/transports.h"
 #include "cuda/runtime.h"
 
@@ -16,96 +13,25 @@ std::vector<Parcel> parcels(const std::vector<PackedMessage>& messages, Index ra
   return all;
 }
 
-// Fingerprints that came with calls which the stream has still to come past. Calls that begin later look at them.
-class SignsInFlight {
- public:
-  // Memory that a stream may still write to, because a rank failed, is left to the end of the process.
-  ~SignsInFlight() {
-    for (Entry& e : all_)
-      if (!is_done(*e.done)) e.signs.abandon();
-  }
-  void add(StreamSigns signs, cudaStream_t stream) {
-    if (signs.empty()) return;
-    auto done = std::make_unique<PooledEvent>();
-    WEFT_CUDA(cudaEventRecord(done->get(), stream));
-    all_.push_back({std::move(signs), std::move(done)});
-  }
-  // Error if ranks differ in what has come by now.
-  void check() {
-    while (!all_.empty() && is_done(*all_.front().done)) {
-      const StreamSigns signs = std::move(all_.front().signs);
-      all_.pop_front();
-      if (const auto found = signs.disagreement()) throw detail::disagreement_error(*found);
-    }
-  }
-
- private:
-  struct Entry {
-    StreamSigns signs;
-    std::unique_ptr<PooledEvent> done;
-  };
-  static bool is_done(const PooledEvent& done) {
-    const cudaError_t result = cudaEventQuery(done.get());
-    clear_last_error(result);  // not ready is not an error
-    return result == cudaSuccess;
-  }
-  std::deque<Entry> all_;
-};
-
-// The fingerprints of one call.
-class CarriedSigns {
- public:
-  CarriedSigns(StreamSigns signs, std::shared_ptr<SignsInFlight> in_flight, cudaStream_t stream)
-      : signs_(std::move(signs)), in_flight_(std::move(in_flight)), stream_(stream) {}
-  ~CarriedSigns() {  // also of a call that nobody waited for
-    try {
-      queued();
-    } catch (...) {
-      signs_.abandon();
-    }
-  }
-  CarriedSigns(const CarriedSigns&) = delete;
-  CarriedSigns& operator=(const CarriedSigns&) = delete;
-
-  const StreamSigns& get() const { return signs_; }
-  // The stream will wait for them.
-  void queued() {
-    if (!signs_.empty()) in_flight_->add(std::move(signs_), stream_);
-  }
-
- private:
-  StreamSigns signs_;
-  std::shared_ptr<SignsInFlight> in_flight_;
-  cudaStream_t stream_;
-};
-
 class PackedExchange final : public Request::Pending {
  public:
   PackedExchange(Index rank, const Place& place, std::vector<Message> sends, std::vector<Message> receives,
-                 StreamSigns signs, std::shared_ptr<SignsInFlight> in_flight, const Carry& carry)
+                 const Carry& carry)
       : rank_(rank),
         device_(place.device),
         stream_(static_cast<cudaStream_t>(place.stream)),
-        signs_(std::move(signs), std::move(in_flight), stream_),
         sends_(room_for_sends(std::move(sends), stream_)) {
     pack(sends_, stream_);
     for (Message& m : receives) {
       const bool in_place = m.combine == Message::Combine::replace || m.peer == rank;
       if (m.size() > 0) receives_.emplace_back(std::move(m), in_place, stream_);
     }
-    std::vector<Parcel> to, from;
-    for (const Index peer : signs_.get().peers().to) to.push_back({peer, signs_.get().sent(), StreamSigns::kBytes});
-    for (std::size_t i = 0; i < signs_.get().peers().from.size(); ++i)
-      from.push_back({signs_.get().peers().from[i], signs_.get().received(i), StreamSigns::kBytes});
-    for (const Parcel& p : parcels(sends_, rank)) to.push_back(p);
-    for (const Parcel& p : parcels(receives_, rank)) from.push_back(p);
-    moving_ = carry(place, to, from);
+    moving_ = carry(place, parcels(sends_, rank), parcels(receives_, rank));
   }
 
   void wait() override {
     moving_->wait();
     const DeviceGuard on(device_);
-    signs_.queued();
     std::size_t next_own = 0;
     for (const PackedMessage& p : receives_) {
       const bool self = p.message.peer == rank_;
@@ -119,7 +45,6 @@ class PackedExchange final : public Request::Pending {
   Index rank_;
   int device_;
   cudaStream_t stream_;
-  CarriedSigns signs_;
   std::vector<PackedMessage> sends_, receives_;
   std::unique_ptr<Request::Pending> moving_;  // destroyed first, because it may use the messages' memory
 };
@@ -127,30 +52,26 @@ class PackedExchange final : public Request::Pending {
 // A collective of the transport between two contiguous buffers.
 class PackedCollective final : public Request::Pending {
  public:
-  // `start` is given both buffers, and the fingerprints that go with it.
+  // `start` is given both buffers.
   template <class Start>
-  PackedCollective(const Place& place, std::span<const Block> from, std::span<const Block> to, StreamSigns signs,
-                   std::shared_ptr<SignsInFlight> in_flight, const Start& start)
+  PackedCollective(const Place& place, std::span<const Block> from, std::span<const Block> to, const Start& start)
       : device_(place.device),
         stream_(static_cast<cudaStream_t>(place.stream)),
-        signs_(std::move(signs), std::move(in_flight), stream_),
         from_(from, stream_),
         to_(to, stream_) {
     from_.pack(stream_);
-    moving_ = start(from_.data(), to_.data(), signs_.get());
+    moving_ = start(from_.data(), to_.data());
   }
 
   void wait() override {
     moving_->wait();
     const DeviceGuard on(device_);
-    signs_.queued();
     to_.unpack(stream_);
   }
 
  private:
   int device_;
   cudaStream_t stream_;
-  CarriedSigns signs_;
   PackedBlocks from_, to_;
   std::unique_ptr<Request::Pending> moving_;  // destroyed first, because it may use the buffers
 };
@@ -180,11 +101,9 @@ class Packed final : public DeviceCommunicator {
   using Buffers = std::span<const Block>;
 
   template <class Start>
-  std::unique_ptr<Request::Pending> collective(Buffers from, Buffers to, const detail::SignedPeers& signs,
-                                               const Start& start) {
+  std::unique_ptr<Request::Pending> collective(Buffers from, Buffers to, const Start& start) {
     const DeviceGuard on(place().device);
-    in_flight_->check();
-    return std::make_unique<PackedCollective>(place(), from, to, stream_signs(signs), in_flight_, start);
+    return std::make_unique<PackedCollective>(place(), from, to, start);
   }
   std::unique_ptr<Request::Pending> start_all_gather(const Block& mine, Buffers all) override {
     return start_all_gather_lists({&mine, 1}, all);
@@ -194,43 +113,27 @@ class Packed final : public DeviceCommunicator {
   }
   std::unique_ptr<Request::Pending> start_all_gather_lists(Buffers mine, Buffers all) override {
     if (own_.all_gather == nullptr) return nullptr;
-    return collective(mine, all, {}, [&](const char* from, char* to, const StreamSigns& signs) {
-      const bool any = !signs.empty();
-      return own_.all_gather(place(), from, to, total_size(mine), any ? signs.sent() : nullptr,
-                             any ? signs.received(0) : nullptr, StreamSigns::kBytes);
-    });
+    return collective(mine, all,
+                      [&](const char* from, char* to) { return own_.all_gather(place(), from, to, total_size(mine)); });
   }
   std::unique_ptr<Request::Pending> start_reduce_scatter_lists(Buffers parts, Buffers mine) override {
     if (own_.reduce_scatter == nullptr) return nullptr;
-    return collective(parts, mine, {}, [&](const char* from, char* to, const StreamSigns&) {
+    return collective(parts, mine, [&](const char* from, char* to) {
       return own_.reduce_scatter(place(), reinterpret_cast<const float*>(from), reinterpret_cast<float*>(to),
                                  total_size(mine) / Index{sizeof(float)});
     });
   }
   std::unique_ptr<Request::Pending> start_all_to_all(Buffers to, Buffers from) override {
     if (own_.all_to_all == nullptr) return nullptr;
-    return collective(to, from, {}, [&](const char* sent, char* received, const StreamSigns&) {
+    return collective(to, from, [&](const char* sent, char* received) {
       return own_.all_to_all(place(), sent, sizes_of(to), received, sizes_of(from));
     });
   }
   std::unique_ptr<Request::Pending> start(std::vector<Message> sends, std::vector<Message> receives) override {
-    return start_signed(std::move(sends), std::move(receives), {});
-  }
-  std::unique_ptr<Request::Pending> start_signed(std::vector<Message> sends, std::vector<Message> receives,
-                                                 const detail::SignedPeers& peers) override {
     const DeviceGuard on(place().device);
-    in_flight_->check();
-    return std::make_unique<PackedExchange>(rank(), place(), std::move(sends), std::move(receives), stream_signs(peers),
-                                            in_flight_, carry_);
-  }
-  // Not yet: over torch's NCCL a fingerprint could come from the pass before, once a rank had died.
-  bool carries_signs() const override { return false; }
-  // None in the capture of a graph, which would send and receive them again in each replay.
-  StreamSigns stream_signs(const detail::SignedPeers& peers) const {
-    return is_captured(static_cast<cudaStream_t>(place().stream)) ? StreamSigns() : StreamSigns(rank(), peers);
+    return std::make_unique<PackedExchange>(rank(), place(), std::move(sends), std::move(receives), carry_);
   }
 
-  std::shared_ptr<SignsInFlight> in_flight_ = std::make_shared<SignsInFlight>();
   Carry carry_;
   CarryCollectives own_;
 };

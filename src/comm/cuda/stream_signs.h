@@ -32,9 +32,6 @@ class StreamSigns {
   // Where that of peers().from[i] goes.
   char* received(std::size_t i) const { return memory_->get() + (1 + i) * sizeof(detail::CallSign); }
 
-  // A stream may write to the memory for ever.
-  void abandon() { static_cast<void>(memory_.release()); }
-
   // Once the stream has come past them.
   std::optional<std::string> disagreement() const {
     std::vector<detail::RankSign> known;

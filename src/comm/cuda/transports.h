@@ -43,9 +43,8 @@ using Carry = std::function<std::unique_ptr<Request::Pending>(const Place& place
 // Collectives of the same transport over contiguous buffers in the order of ranks, stream-ordered like Carry; those
 // that are null are made of messages.
 struct CarryCollectives {
-  // `bytes` of each rank. In the same launch, unless `sign` is null, the `sign_bytes` of each rank there to `signs`.
-  std::function<std::unique_ptr<Request::Pending>(const Place& place, const void* mine, void* all, Index bytes,
-                                                  void* sign, void* signs, Index sign_bytes)>
+  // `bytes` of each rank.
+  std::function<std::unique_ptr<Request::Pending>(const Place& place, const void* mine, void* all, Index bytes)>
       all_gather = nullptr;
   // `count` numbers of each rank.
   std::function<std::unique_ptr<Request::Pending>(const Place& place, const float* parts, float* mine, Index count)>
