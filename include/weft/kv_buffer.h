@@ -75,7 +75,8 @@ WEFT_API Index key_rows(const MicroSequences& micros, const Mask& mask, KeyRows 
 
 // A buffer of K and V, and of their gradients. Memory is allocated once, for K and V by the constructor and for
 // gradients by the first backward, and used again by every micro-sequence and by the next sequence. Token t lies in row
-// t mod rows, so nothing is ever moved inside the buffer. Belongs to one thread at a time: a call that begins while
+// t mod rows, or with `drop`, where fewer rows do, in the lowest row whose token no later query sees; nothing is ever
+// moved inside the buffer. Belongs to one thread at a time: a call that begins while
 // another is in it is an Error. All ranks make the same calls in the same order.
 //
 //   begin(sequence, mask);
@@ -110,7 +111,7 @@ class WEFT_API KvBuffer {
   void gather_again(Index micro, const ConstTensorView& k, const ConstTensorView& v);
 
   Index buffer_begin() const;       // tokens before this one are not held
-  Index row_of(Index token) const;  // token mod rows
+  Index row_of(Index token) const;  // of the sequence that has begun
   TensorView k() const;             // [rows, heads, dim_qk]
   TensorView v() const;             // [rows, heads, dim_v]
   // Gradients from this rank's queries. backward(m) sends those of micro-sequence m to their owners; those of rows

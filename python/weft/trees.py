@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from torch.nn import Linear
 
     from .torch.context import ContextParallel
+    from .torch.micro_steps import MicroStep
 
     Int64s = NDArray[np.int64]
 
@@ -218,7 +219,7 @@ class Tree:
         return self._core.problem(Mask(causal=True, window=window, chunk_size=chunk_size))
 
     def log_probs(self, x: Tensor, lm_head: Union[None, Tensor, Linear] = None, *, cp: Optional[ContextParallel] = None,
-                  mask: Any = None, tokens: Any = None, temperature: float = 1.0) -> Tensor:
+                  mask: Any = None, tokens: Any = None, temperature: float = 1.0, step: Optional[MicroStep] = None) -> Tensor:
         """Log-probability of each token of the sequences, [separate_tokens] in their own order, f32 at least, with a gradient.
 
         x: logits [rows, vocabulary], or [1, rows, vocabulary]; or hidden states [rows, dim], with lm_head the vocabulary's weight
@@ -232,6 +233,9 @@ class Tree:
         cp: the ContextParallel of this tree, if x is one rank's rows. The result is that of all tokens on every rank. Every rank
         computes the same loss of it, and gradients of parameters are then each rank's part, as cp's reduction wants them.
 
+        step: of weft.torch.MicroSequences of this tree, if x is this rank's rows of one micro-sequence. Tokens that other rows
+        predict have 0: step.predicts() says which are here.
+
             >>> import torch, weft
             >>> tree = weft.prepare.Tree.from_sequences([[1, 2, 3], [1, 2, 0, 3]])
             >>> tree.log_probs(torch.zeros(tree.rows, 4)).exp()
@@ -239,11 +243,12 @@ class Tree:
         """
         from .torch import trees
 
-        return trees.log_probs(self, x, lm_head, cp=cp, mask=mask, tokens=tokens, temperature=temperature)
+        return trees.log_probs(self, x, lm_head, cp=cp, mask=mask, tokens=tokens, temperature=temperature, step=step)
 
     def cross_entropy(self, x: Tensor, lm_head: Union[None, Tensor, Linear] = None, *, weights: Any = None, mask: Any = None,
                       reduction: Literal["mean", "sum"] = "mean", targets: Union[None, int, Tensor] = None,
-                      cp: Optional[ContextParallel] = None, tokens: Any = None, temperature: float = 1.0) -> Tensor:
+                      cp: Optional[ContextParallel] = None, tokens: Any = None, temperature: float = 1.0,
+                      step: Optional[MicroStep] = None) -> Tensor:
         """The loss of all tokens of the sequences but their first ones: what the same sequences have, each by itself.
 
         x, lm_head, tokens and temperature as of log_probs. weights: one a token of the sequences, or one a sequence, by which its
@@ -253,6 +258,9 @@ class Tree:
         cp: the ContextParallel of this tree, if x is one rank's rows. The result is then this rank's part, as of cp.loss: call
         backward on it, and print cp.reduce of it.
 
+        step: of weft.torch.MicroSequences of this tree, if x is this rank's rows of one micro-sequence. The result is then their
+        part of the loss, of which the parts of all steps and ranks are the sum.
+
             >>> import torch, weft
             >>> tree = weft.prepare.Tree.from_sequences([[1, 2, 3], [1, 2, 0, 3]])
             >>> tree.cross_entropy(torch.zeros(tree.rows, 8), torch.ones(4, 8)).exp()        # each of four tokens is as likely
@@ -261,12 +269,13 @@ class Tree:
         from .torch import trees
 
         return trees.cross_entropy(self, x, lm_head, weights=weights, mask=mask, reduction=reduction, targets=targets, cp=cp,
-                                   tokens=tokens, temperature=temperature)
+                                   tokens=tokens, temperature=temperature, step=step)
 
-    def gather(self, x: Tensor, *, cp: Optional[ContextParallel] = None) -> Tensor:
+    def gather(self, x: Tensor, *, cp: Optional[ContextParallel] = None, step: Optional[MicroStep] = None) -> Tensor:
         """Gives what x [rows, ...] has at each token of the sequences, in their own order, with a gradient.
 
-        The result is [separate_tokens, ...]: values of a critic, say. cp: as of log_probs.
+        The result is [separate_tokens, ...]: values of a critic, say. cp: as of log_probs. step: the same, and 0 at tokens whose
+        rows are not here.
 
             >>> import torch, weft
             >>> tree = weft.prepare.Tree.from_sequences([[5, 6, 7], [5, 6, 8]])
@@ -275,7 +284,7 @@ class Tree:
         """
         from .torch import trees
 
-        return trees.gather(self, x, cp=cp)
+        return trees.gather(self, x, cp=cp, step=step)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Tree) and bool(self._core == other._core)

@@ -4,6 +4,7 @@
 #include <deque>
 
 #include "index.h"
+#include "prepare/key_places.h"
 #include "run/agreement.h"
 #include "run/execution_context.h"
 #include "run/head_numbers.h"
@@ -21,30 +22,18 @@ using run::Slot;
 
 namespace {
 
-// Which keys the queries of each micro-sequence see.
-struct Reach {
-  std::vector<Index> first;   // [micros] first key that its queries see; where it begins, if they see none before
-  std::vector<Index> end;     // [micros] past the last key that its queries see; where it begins, if they see none
-  std::vector<Index> needed;  // [micros] first key that its queries or later ones see
-};
-
-Reach reach_of(const MicroSequences& micros, const Problem& problem) {
-  Reach reach;
-  for (Index m = 0; m < micros.micros(); ++m) reach.first.push_back(micros.rows(m).begin);
-  reach.end = reach.first;
+// Error if queries see keys of a later micro-sequence.
+void require_earlier_keys(const MicroSequences& micros, const Problem& problem) {
   for (const Slice& s : problem.global_slices()) {
     if (s.q_begin >= s.q_end) continue;
     for (Index m = micros.micro_of(s.q_begin); m < micros.micros() && micros.rows(m).begin < s.q_end; ++m) {
-      const Range seen = touched_keys(within_rows(s, micros.rows(m)));
-      if (seen.size() == 0) continue;
-      reach.first[at(m)] = min_of(reach.first[at(m)], seen.begin);
-      reach.end[at(m)] = max_of(reach.end[at(m)], seen.end);
+      const Range rows = micros.rows(m), seen = touched_keys(within_rows(s, rows));
+      if (seen.size() == 0 || seen.end <= rows.end) continue;
+      throw Error(text("queries of micro-sequence ", m, " (tokens ", rows.begin, " .. ", rows.end, ") see keys up to ",
+                       seen.end, ", which come later"),
+                  "use a causal mask, or micro-sequences that end where documents do");
     }
   }
-  reach.needed = reach.first;
-  for (std::size_t m = reach.needed.size(); m-- > 1;)
-    reach.needed[m - 1] = min_of(reach.needed[m - 1], reach.needed[m]);
-  return reach;
 }
 
 // Collective, if the options say checked; else null. Error if the ranks' options differ.
@@ -58,21 +47,14 @@ std::unique_ptr<run::Agreement> agreement_of(Communicator& ranks, const KvBuffer
 }  // namespace
 
 Index key_rows(const MicroSequences& micros, const Mask& mask, KeyRows how) {
-  if (!how.drop) return max_of(1, micros.rows().end);
-  const Reach reach = reach_of(micros, micros.problem(mask));
-  Index rows = 1;  // a buffer has at least one
-  for (Index m = 0; m < micros.micros(); ++m) {
-    const Index last = how.ahead ? min_of(m + 1, micros.micros() - 1) : m;
-    rows = max_of(rows, micros.rows(last).end - reach.needed[at(m)]);
-  }
-  return rows;
+  return KeyPlaces::least_rows(micros, micros.problem(mask), how);
 }
 
 struct KvBuffer::Data {
   struct Sequence {
     MicroSequences micros;
     Problem problem;
-    Reach reach;
+    KeyPlaces places;
     detail::CallSign sign = {};
   };
   struct Arrival {
@@ -113,16 +95,6 @@ struct KvBuffer::Data {
   }
   Index next_backward() const { return (backwards ? back : gathered) - 1; }
 
-  // Rows of some tokens: one range, or two if they cross the buffer's end.
-  std::vector<Range> places(Range tokens) const {
-    std::vector<Range> all;
-    for (Index t = tokens.begin; t < tokens.end;) {
-      const Index row = t % options.rows, count = min_of(tokens.end - t, options.rows - row);
-      all.push_back({row, row + count});
-      t += count;
-    }
-    return all;
-  }
   void use(const Place& place) {
     context.use(place, "K/V buffer");
     if (place.stream != options.place.stream) {  // the stream that a gather began in waits for it
@@ -140,11 +112,15 @@ struct KvBuffer::Data {
   }
   void check_next(Index micro, const ConstTensorView& k, const ConstTensorView& v) const;
   void gather(Index micro, const ConstTensorView& k, const ConstTensorView& v);
+  void drop_after(Index micro);
+  void skip_complete();
+  Index first_held() const;
   std::optional<Index> missing(Index micro) const;
-  void start(Index micro, Range tokens, const ConstKv& own);
+  void start(Index micro, std::span<const Range> tokens, const ConstKv& own);
   void wait_for(Index micro);
   void check_room_for(Index micro) const;
   void need_gradients(Index micro);
+  void clear_gradients(std::span<const Range> tokens);
   void start_return(Index micro, const KvBufferBackwardArgs& args);
   void finish_return();
 
@@ -155,35 +131,62 @@ struct KvBuffer::Data {
   run::Workspace workspace;
   Kv kv, gradients;  // gradients of sum_type
   std::optional<Sequence> sequence;
-  Range held;                 // tokens in the buffer or in flight
-  Index gathered = 0;         // micro-sequences whose gather has begun in the forward
-  Index attended = 0;         // micro-sequences whose forward is done
-  bool backwards = false;     // a backward has begun
-  Index back = 0;             // backward(back - 1) is next, once one has begun
-  Index gradients_begin = 0;  // gradients of earlier tokens are not cleared yet
+  // Keys that queries of micro-sequence `since` or later ones see are in the buffer or to come. Of those that
+  // micro-sequence since - 1 sees last, `absent` are dropped; of those before all are.
+  Index since = 0;
+  std::vector<Range> absent;
+  Index gathered = 0;      // micro-sequences whose gather has begun in the forward
+  Index attended = 0;      // micro-sequences whose forward is done
+  bool backwards = false;  // a backward has begun
+  Index back = 0;          // backward(back - 1) is next, once one has begun
   std::deque<Arrival> arrivals;
   std::optional<Return> returning;
   Index bytes_gathered = 0;
   mutable run::InUse in_use;
 };
 
-// Slices in rows of the buffer: one that crosses the buffer's end becomes two.
+// Slices in rows of the buffer.
 std::vector<Slice> KvBuffer::Data::slices(Index micro) const {
   const Sequence& s = now();
-  const Range keys{held.begin, s.micros.rows(micro).end};
+  const Range keys{first_held(), s.micros.rows(micro).end};
   std::vector<Slice> all;
-  for (const Slice& whole : s.micros.slices(s.problem, rank(), micro, keys)) {
-    for (Index t = whole.k_begin + keys.begin; t < whole.k_end + keys.begin;) {
-      const Index round = t / options.rows * options.rows, shift = keys.begin - round;
-      const Index end = min_of(whole.k_end + keys.begin, round + options.rows);
-      const Slice part = trimmed({whole.q_begin, whole.q_end, t - round, end - round, shift_bound(whole.lo, shift),
-                                  shift_bound(whole.hi, shift)},
-                                 false);
-      if (part.q_begin < part.q_end) all.push_back(part);
-      t = end;
-    }
+  for (Slice slice : s.micros.slices(s.problem, rank(), micro, keys)) {
+    slice.k_begin += keys.begin;
+    slice.k_end += keys.begin;
+    slice.lo = shift_bound(slice.lo, keys.begin);
+    slice.hi = shift_bound(slice.hi, keys.begin);
+    s.places.place(slice, all);
   }
   return all;
+}
+
+// Drops the keys that no query after this micro-sequence sees.
+void KvBuffer::Data::drop_after(Index micro) {
+  const std::span<const Range> last = now().places.last_seen(micro);
+  since = micro + 1;
+  absent.assign(last.begin(), last.end());
+  skip_complete();
+}
+
+// Of micro-sequences that see no key last nothing is absent.
+void KvBuffer::Data::skip_complete() {
+  while (absent.empty() && since > 0) {
+    --since;
+    if (since == 0) break;
+    const std::span<const Range> last = now().places.last_seen(since - 1);
+    absent.assign(last.begin(), last.end());
+  }
+}
+
+// No token before this one is held.
+Index KvBuffer::Data::first_held() const {
+  if (!sequence) return 0;
+  const KeyPlaces& places = now().places;
+  Index first = now().micros.rows().end;
+  for (Index m = since; m < now().micros.micros(); ++m)
+    if (!places.last_seen(m).empty()) first = min_of(first, places.last_seen(m).front().begin);
+  if (since > 0 && absent.back().end < places.last_seen(since - 1).back().end) first = min_of(first, absent.back().end);
+  return first;
 }
 
 // That K and V, or their gradients, have the shape of the rank's window.
@@ -204,21 +207,28 @@ void KvBuffer::Data::check_window(Index micro, std::string_view k_name, const Co
 
 // Starts the all-gather of `tokens`: of every rank's window the rows that lie in them, from the ranks' tensors straight
 // into the buffer.
-void KvBuffer::Data::start(Index micro, Range tokens, const ConstKv& own) {
-  const auto part = [&](Index of) {
+void KvBuffer::Data::start(Index micro, std::span<const Range> tokens, const ConstKv& own) {
+  const auto part = [&](Index of, const Range& some) {
     const Range window = now().micros.rows(of, micro);
-    return Range{max_of(window.begin, tokens.begin), min_of(window.end, tokens.end)};
+    return Range{max_of(window.begin, some.begin), min_of(window.end, some.end)};
   };
   const Index first = now().micros.rows(rank(), micro).begin;
   std::vector<PeerRows> sends, receives;
   for (Index peer = 0; peer < communicator.ranks(); ++peer) {
-    const Range mine = part(rank()), theirs = part(peer);
-    if (mine.size() > 0) sends.push_back({peer, {{mine.begin - first, mine.end - first}}});
-    if (theirs.size() > 0) receives.push_back({peer, places(theirs)});
+    PeerRows send{peer, {}}, receive{peer, {}};
+    for (const Range& some : tokens) {
+      if (const Range mine = part(rank(), some); mine.size() > 0)
+        send.rows.push_back({mine.begin - first, mine.end - first});
+      if (const Range theirs = part(peer, some); theirs.size() > 0)
+        for (const Range& rows : now().places.rows_of(theirs)) receive.rows.push_back(rows);
+    }
+    if (!send.rows.empty()) sends.push_back(std::move(send));
+    if (!receive.rows.empty()) receives.push_back(std::move(receive));
   }
   arrivals.push_back(
       {micro, communicator.exchange(run::messages(sends, own), run::messages(receives, run::constant(kv)))});
-  bytes_gathered += tokens.size() * options.heads * (options.dim_qk + options.dim_v) * size_of(options.dtype);
+  for (const Range& some : tokens)
+    bytes_gathered += some.size() * options.heads * (options.dim_qk + options.dim_v) * size_of(options.dtype);
 }
 
 void KvBuffer::Data::wait_for(Index micro) {
@@ -238,10 +248,10 @@ void KvBuffer::Data::wait_for(Index micro) {
 }
 
 void KvBuffer::Data::check_room_for(Index micro) const {
-  const Index end = now().micros.rows(micro).end;
-  if (end - held.begin > options.rows)
-    throw Error(text("micro-sequence ", micro, " brings rows up to ", end, " while rows from ", held.begin,
-                     " on are still needed: ", end - held.begin, " rows in a buffer of ", options.rows),
+  if (!now().places.has_room(micro, attended))
+    throw Error(text("micro-sequence ", micro, " brings the keys of ", now().micros.rows(micro).size(),
+                     " tokens while micro-sequence ", attended, " is still to be attended, and a buffer of ",
+                     options.rows, " rows has no room for them beside what that one needs"),
                 "give it more rows (key_rows with `ahead`), or gather after the forward of the one before");
 }
 
@@ -257,8 +267,7 @@ void KvBuffer::Data::check_next(Index micro, const ConstTensorView& k, const Con
 
 void KvBuffer::Data::gather(Index micro, const ConstTensorView& k, const ConstTensorView& v) {
   const Range tokens = now().micros.rows(micro);
-  held.end = tokens.end;
-  start(micro, tokens, {k, v});
+  start(micro, {&tokens, 1}, {k, v});
   ++gathered;
 }
 
@@ -266,19 +275,21 @@ void KvBuffer::Data::gather(Index micro, const ConstTensorView& k, const ConstTe
 void KvBuffer::Data::need_gradients(Index micro) {
   if (gradients.k.data == nullptr)
     gradients = run::take_kv(workspace, Slot::key_gradients_0, shape(sum_type(options.dtype)));
-  const Index end = now().micros.rows(micro).end;
-  if (!backwards) gradients_begin = end;
+  // Those that later queries see too were cleared for these.
+  for (Index m = backwards ? micro : now().micros.micros() - 1; m >= micro; --m) clear_gradients(now().places.last_seen(m));
   backwards = true;
-  const Index begin = options.drop ? now().reach.first[at(micro)] : 0;
-  if (begin >= gradients_begin) return;
-  for (const Range& rows : places({begin, gradients_begin})) {
-    for (TensorView view : {gradients.k, gradients.v}) {
-      view.data = detail::advanced(view.data, view.dtype, view.offset(rows.begin, 0));
-      view.rows = rows.size();
-      run::clear(options.place, view);
+}
+
+void KvBuffer::Data::clear_gradients(std::span<const Range> tokens) {
+  for (const Range& some : tokens) {
+    for (const Range& rows : now().places.rows_of(some)) {
+      for (TensorView view : {gradients.k, gradients.v}) {
+        view.data = detail::advanced(view.data, view.dtype, view.offset(rows.begin, 0));
+        view.rows = rows.size();
+        run::clear(options.place, view);
+      }
     }
   }
-  gradients_begin = begin;
 }
 
 // The gradients of micro's keys are complete: a reduce-scatter takes them to the ranks that own the keys, where they
@@ -294,7 +305,7 @@ void KvBuffer::Data::start_return(Index micro, const KvBufferBackwardArgs& args)
   if (there_v) mine.v = args.dv;
   std::vector<PeerRows> sends, own;
   for (Index peer = 0; peer < communicator.ranks() && local > 0; ++peer) {
-    sends.push_back({peer, places(now().micros.rows(peer, micro))});
+    sends.push_back({peer, now().places.rows_of(now().micros.rows(peer, micro))});
     own.push_back({peer, {{0, local}}});
   }
   Request request = communicator.exchange(run::messages(sends, run::constant(gradients)),
@@ -331,25 +342,21 @@ void KvBuffer::begin(const MicroSequences& micros, const Mask& mask) {
   if (micros.ranks() != d.communicator.ranks())
     throw Error(text("micro-sequences for ", micros.ranks(), " ranks on ", d.communicator.ranks()),
                 "make them with communicator.ranks()");
-  const Index rows = key_rows(micros, mask, {.drop = d.options.drop});
-  if (rows > d.options.rows)
+  Problem problem = micros.problem(mask);
+  std::optional<KeyPlaces> places = KeyPlaces::in_rows(micros, problem, d.options.rows, d.options.drop);
+  if (!places) {
+    const Index rows = KeyPlaces::least_rows(micros, problem, {.drop = d.options.drop});
     throw Error(text("the sequence needs ", rows, " rows and the buffer has ", d.options.rows),
                 text("give KvBufferOptions::rows = ", rows, " or more (key_rows)"));
-  Problem problem = micros.problem(mask);
-  Reach reach = reach_of(micros, problem);
-  for (Index m = 0; m < micros.micros(); ++m) {
-    if (reach.end[at(m)] <= micros.rows(m).end) continue;
-    throw Error(text("queries of micro-sequence ", m, " (tokens ", micros.rows(m).begin, " .. ", micros.rows(m).end,
-                     ") see keys up to ", reach.end[at(m)], ", which come later"),
-                "use a causal mask, or micro-sequences that end where documents do");
   }
+  require_earlier_keys(micros, problem);
   if (d.agreement) d.agreement->compare(d.call(run::CallKind::begin), run::fingerprints(micros, problem));
-  const Index begin = d.options.drop ? reach.needed.front() : Index{0};
   d.arrivals.clear();
   d.returning.reset();  // of a backward that was given up
   const detail::CallSign sign = run::sign_of(micros, problem, d.options);
-  d.sequence.emplace(Data::Sequence{micros, std::move(problem), std::move(reach), sign});
-  d.held = {begin, micros.rows().begin};
+  d.sequence.emplace(Data::Sequence{micros, std::move(problem), std::move(*places), sign});
+  d.since = 0;
+  d.absent.clear();
   d.gathered = d.attended = d.back = d.bytes_gathered = 0;
   d.backwards = false;
 }
@@ -404,17 +411,17 @@ void KvBuffer::forward(Index micro, const KvBufferForwardArgs& args) {
   // gathered again for it in its backward too.
   const bool again = micro < d.attended;
   d.attended = max_of(d.attended, micro + 1);
-  if (d.options.drop && !again && micro + 1 < d.now().micros.micros())
-    d.held.begin = max_of(d.held.begin, d.now().reach.needed[at(micro + 1)]);
+  if (d.options.drop && !again && micro + 1 < d.now().micros.micros()) d.drop_after(micro);
 }
 
 std::optional<Index> KvBuffer::Data::missing(Index micro) const {
   const MicroSequences& micros = now().micros;
-  if (micro < 0 || micro >= micros.micros() || held.begin <= now().reach.first[at(micro)]) return {};
-  if (held.begin <= micros.rows().begin)
-    throw Error(text("rows before ", held.begin, " were filled in advance and have been dropped"),
+  if (micro < 0 || micro >= since) return {};
+  const Index end = absent.back().end;
+  if (end <= micros.rows().begin)
+    throw Error(text("rows before ", end, " were filled in advance and have been dropped"),
                 "use a buffer without `drop` for a first document that began in the past");
-  return micros.micro_of(held.begin - 1);
+  return micros.micro_of(end - 1);
 }
 
 std::optional<Index> KvBuffer::missing(Index micro) const {
@@ -434,12 +441,17 @@ void KvBuffer::gather_again(Index micro, const ConstTensorView& k, const ConstTe
   d.check_own(micro, k, v);
   if (d.agreement) d.agreement->compare(d.call(run::CallKind::gather_again, micro), {});
   const auto pass = d.begin_pass(detail::PassKind::gather_again, micro, kNoLayer);
-  const MicroSequences& micros = d.now().micros;
-  d.held.end = micros.rows(next).end;  // later ones are done: their rows are free
-  const Range tokens{max_of(micros.rows(micro).begin, d.now().reach.first[at(next)]), d.held.begin};
+  const Index begin = d.now().micros.rows(micro).begin;
+  std::vector<Range> tokens;
+  while (!d.absent.empty() && d.absent.back().end > begin) {
+    Range& last = d.absent.back();
+    tokens.push_back({max_of(last.begin, begin), last.end});
+    last.end = tokens.back().begin;
+    if (last.size() == 0) d.absent.pop_back();
+  }
   d.start(micro, tokens, {k, v});
   d.wait_for(micro);
-  d.held.begin = tokens.begin;
+  d.skip_complete();
 }
 
 void KvBuffer::backward(Index micro, const KvBufferBackwardArgs& args) {
@@ -468,7 +480,6 @@ void KvBuffer::backward(Index micro, const KvBufferBackwardArgs& args) {
   if (d.options.drop) d.finish_return();  // earlier tokens may take its rows
   const auto pass = d.begin_pass(detail::PassKind::backward, micro, args.layer, kernel_args);
   d.need_gradients(micro);
-  d.held.end = micros.rows(micro).end;
   d.back = micro;
 
   const std::vector<Slice> slices = d.slices(micro);
@@ -488,8 +499,12 @@ void KvBuffer::backward(Index micro, const KvBufferBackwardArgs& args) {
   if (d.agreement) d.agreement->end(call);
 }
 
-Index KvBuffer::buffer_begin() const { return data_->held.begin; }
-Index KvBuffer::row_of(Index token) const { return token % data_->options.rows; }
+Index KvBuffer::buffer_begin() const { return data_->first_held(); }
+Index KvBuffer::row_of(Index token) const {
+  const std::vector<Range> rows = data_->now().places.rows_of({token, token + 1});
+  if (rows.empty()) throw Error(text("token ", token, " has no row in the buffer"), "ask for one that queries see");
+  return rows.front().begin;
+}
 TensorView KvBuffer::k() const { return data_->kv.k; }
 TensorView KvBuffer::v() const { return data_->kv.v; }
 TensorView KvBuffer::dk() const { return data_->gradients.k; }

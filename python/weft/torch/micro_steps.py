@@ -12,9 +12,11 @@ from torch import Tensor
 from .. import _arrays, _core
 from .._arrays import error
 from .._core import Mask
+from ..trees import Tree
 from .group import by_name, rank_and_ranks
 from .packed import AnyPacking, packing_of
 from .runs import statistics, usable
+from .trees import TreeMasks, predicted_tokens
 
 if TYPE_CHECKING:
     from .micro import MicroSequenceAttention
@@ -42,14 +44,16 @@ class LayerState:
     def __init__(self, owner: MicroSequences, layer: MicroSequenceAttention, k: Tensor, v: Tensor) -> None:
         self.owner, self.layer = weakref.ref(owner), layer  # weak: a graph that is given up leaves nothing behind
         self.cut, self.prefix = owner.cut, owner._name()
-        self.taken: Any = layer._take(owner.cut.key_rows(layer.mask, layer.drop), k, v)  # None once it has ended
+        mask = owner._mask(layer.mask)
+        rows = owner.cut.key_rows(mask, layer.drop)
+        self.taken: Any = layer._take(rows, k, v)  # None once it has ended
         self.shapes = k.shape[1:], v.shape[1:]
         self.attended, self.back = 0, owner.micros  # forward(attended) and backward(back - 1) are next
         self.again = owner.micros  # the last one that the model was run again for
         self.nodes = 0  # regions that autograd knows
         self.own: Dict[int, Tuple[Tensor, ...]] = {}  # with drop: this rank's keys, which the backward brings again
-        self.drops = layer.drop and owner.cut.key_rows(layer.mask, True) < owner.cut.key_rows(layer.mask)
-        self.taken[2].begin(owner.cut, layer.mask)
+        self.drops = layer.drop and rows < owner.cut.key_rows(mask)
+        self.taken[2].begin(owner.cut, mask)
 
     def end(self) -> None:
         """Gives the buffer back to the layer."""
@@ -197,8 +201,16 @@ class MicroStep:
         return self.owner.cut.window(self.owner.rank, self.micro)
 
     def position_ids(self, device: Any = None) -> Tensor:
-        """Position of each row in its document, which may have begun in an earlier micro-sequence."""
+        """Position of each row in its document, which may have begun in an earlier micro-sequence; of a tree in its sequences."""
+        if self.owner.tree is not None:
+            return self.take(torch.as_tensor(self.owner.tree.positions)).to(device)
         return torch.from_numpy(self.window.position_ids).to(device)
+
+    def predicts(self, device: Any = None) -> Tensor:
+        """Of a tree: which tokens of its sequences this rank's rows of the step predict; the others are in other steps."""
+        if self.owner.tree is None:
+            raise error("predicts() of micro-sequences that are not a tree's", "each row predicts the next one: take labels as rows")
+        return predicted_tokens(self.owner.tree, self).to(device)
 
     def take(self, x: Tensor, dim: int = 0, fill: Any = 0) -> Tensor:
         """This rank's rows of a tensor of the whole pack; padding is `fill`."""
@@ -260,13 +272,19 @@ class MicroSequences:
     pad: tokens that do not divide by micros and ranks are padded at the end, or refused. even_work: cut by visible pairs
     under this mask instead of by tokens. batch: the number of the micro-batch in errors. first_document_begin: as in
     weft.prepare.MicroSequences.
+
+    A tree takes the place of the packing: its rows are in depth-first order, so that a layer that drops keys
+    (MicroSequenceAttention(drop=True)) holds those of about one path. Masks are those of the sequences, as in ContextParallel.
     """
 
-    def __init__(self, packing: AnyPacking, micros: int, group: Any = None, *, pad: bool = True, even_work: Optional[Mask] = None,
+    def __init__(self, packing: Union[AnyPacking, Tree], micros: int, group: Any = None, *, pad: bool = True, even_work: Optional[Mask] = None,
                  first_document_begin: Optional[int] = None, batch: Optional[int] = None) -> None:
         self.group, self.batch = by_name(group), batch
         self.rank, ranks = rank_and_ranks(self.group)
-        whole = packing_of(packing)
+        self.tree = packing if isinstance(packing, Tree) else None
+        self._masks = None if self.tree is None else TreeMasks(self.tree)
+        whole = self.tree.packing if self.tree is not None else packing_of(packing)
+        even_work = None if even_work is None else self._mask(even_work)
         self.cut = _core.MicroSequences(whole, ranks=ranks, micros=micros, pad=pad, first_document_begin=first_document_begin,
                                         even_work=even_work)
         self.micros, self.tokens = micros, whole.tokens_q
@@ -274,6 +292,10 @@ class MicroSequences:
         self._states: Dict[int, LayerState] = {}
         self._seen: Set[int] = set()  # layers that have attended the step at hand
         self._ties: Dict[int, List[Tensor]] = {}
+
+    def _mask(self, rule: Mask) -> Mask:
+        """The mask of a layer, of a tree as slices."""
+        return rule if self._masks is None else self._masks.mask(rule)
 
     def _name(self) -> str:
         return "" if self.batch is None else f"micro-batch {self.batch}, "

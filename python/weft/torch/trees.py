@@ -22,6 +22,7 @@ from .packed import pack
 
 if TYPE_CHECKING:
     from .context import ContextParallel
+    from .micro_steps import MicroStep
 
 
 class TreeMasks:
@@ -111,15 +112,44 @@ def _held_by(tree: Tree, cp: Optional[ContextParallel]) -> _Held:
     return cp._held
 
 
-def _rows_of(x: Tensor, tree: Tree, cp: Optional[ContextParallel], what: str, dims: Optional[int] = None) -> Tensor:
+def _held_in(tree: Tree, step: MicroStep) -> _Held:
+    """The same of the rows of one micro-sequence on this rank."""
+    if step.owner.tree is not tree:
+        raise error("the step is not of this tree", "make its MicroSequences of the tree: weft.torch.MicroSequences(tree, ...)")
+    begin, end = step.rows.start, step.rows.stop
+    edge_rows, token_rows = (torch.as_tensor(x) for x in (tree.edge_rows, tree.rows_of_tokens))
+    here = ((edge_rows >= begin) & (edge_rows < end)).nonzero()[:, 0]
+    here = here[torch.argsort(edge_rows[here], stable=True)]
+    tokens = ((token_rows >= begin) & (token_rows < end)).nonzero()[:, 0]
+    return _Held(here, edge_rows[here] - begin, Place(here, here, torch.arange(len(here))), len(here),
+                 Place(tokens, tokens, token_rows[tokens] - begin))
+
+
+def _held_here(tree: Tree, cp: Optional[ContextParallel], step: Optional[MicroStep]) -> _Held:
+    if cp is not None and step is not None:
+        raise error("cp and step are given", "give step alone: its MicroSequences know the group")
+    return _held_by(tree, cp) if step is None else _held_in(tree, step)
+
+
+def predicted_tokens(tree: Tree, step: MicroStep) -> Tensor:
+    """MicroStep.predicts."""
+    edges = torch.zeros(len(tree.edge_rows) + 1, dtype=torch.bool)  # the last one: first tokens, which nothing predicts
+    edges[_held_in(tree, step).order] = True
+    return edges[torch.as_tensor(tree.edge_of_token)]
+
+
+def _rows_of(x: Tensor, tree: Tree, cp: Optional[ContextParallel], what: str, dims: Optional[int] = None,
+             step: Optional[MicroStep] = None) -> Tensor:
     """x without the dimension of a batch of one, checked."""
-    rows = tree.rows if cp is None else cp.rows
+    rows = step.rows.stop - step.rows.start if step is not None else tree.rows if cp is None else cp.rows
     if x.dim() >= 2 and x.shape[0] == 1 and x.shape[1] == rows and x.dim() != dims and (dims is not None or rows != 1):
         x = x[0]
     if x.dim() < 1 or x.shape[0] != rows or (dims is not None and x.dim() != dims):
-        raise error(f"{what} of shape {list(x.shape)}, where {'the tree has' if cp is None else 'this rank has'} {rows} rows",
+        whose = "this rank has of the step" if step is not None else "the tree has" if cp is None else "this rank has"
+        raise error(f"{what} of shape {list(x.shape)}, where {whose} {rows} rows",
                     "give those of all rows in dimension 0, or in dimension 1 of a batch of one"
-                    + ("" if cp is not None else "; cp= says that they are one rank's"))
+                    + ("" if cp is not None or step is not None else "; cp= says that they are one rank's, step= that they are "
+                       "those of one micro-sequence"))
     return x
 
 
@@ -160,12 +190,12 @@ def _head(lm_head: Any) -> Tuple[Optional[Tensor], Optional[Tensor]]:
 
 
 def _local(tree: Tree, x: Tensor, lm_head: Any, held: _Held, keep: Optional[Tensor], tokens: Any, temperature: float,
-           cp: Optional[ContextParallel]) -> Tensor:
+           cp: Optional[ContextParallel], step: Optional[MicroStep]) -> Tensor:
     """Log-probabilities of this rank's edges, in the order of held; 0 for those that are not to be kept."""
     if not temperature > 0:
         raise error(f"a temperature of {temperature}", "give one above 0")
     weight, bias = _head(lm_head)
-    x = _rows_of(x, tree, cp, "logits" if weight is None else "hidden states", 2)
+    x = _rows_of(x, tree, cp, "logits" if weight is None else "hidden states", 2, step)
     if torch.is_autocast_enabled(x.device.type) and weight is not None:
         dtype = torch.get_autocast_dtype(x.device.type)
         x, weight, bias = x.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
@@ -200,13 +230,13 @@ def _kept(tree: Tree, mask: Any) -> Tuple[Optional[Tensor], Optional[Tensor]]:
 
 
 def log_probs(tree: Tree, x: Tensor, lm_head: Any = None, *, cp: Optional[ContextParallel] = None, mask: Any = None,
-              tokens: Any = None, temperature: float = 1.0) -> Tensor:
+              tokens: Any = None, temperature: float = 1.0, step: Optional[MicroStep] = None) -> Tensor:
     """Tree.log_probs."""
-    held, (wanted, keep) = _held_by(tree, cp), _kept(tree, mask)
-    found = _local(tree, x, lm_head, held, keep, tokens, temperature, cp)
+    held, (wanted, keep) = _held_here(tree, cp, step), _kept(tree, mask)
+    found = _local(tree, x, lm_head, held, keep, tokens, temperature, cp, step)
     place, edge = held.edges.on(x.device), torch.as_tensor(tree.edge_of_token).to(x.device)
     if cp is None or cp.ranks == 1:
-        every = torch.empty_like(found).index_put((place.mine,), found)
+        every = found.new_zeros(len(tree.edge_rows)).index_put((place.mine,), found)
     else:
         part = F.pad(found, (0, held.part - len(found)))
         every = Whole.apply(part, place, cp.group, cp._times() if part.requires_grad else 1)
@@ -216,14 +246,14 @@ def log_probs(tree: Tree, x: Tensor, lm_head: Any = None, *, cp: Optional[Contex
 
 def cross_entropy(tree: Tree, x: Tensor, lm_head: Any = None, *, weights: Any = None, mask: Any = None, reduction: str = "mean",
                   targets: Union[None, int, Tensor] = None, cp: Optional[ContextParallel] = None, tokens: Any = None,
-                  temperature: float = 1.0) -> Tensor:
+                  temperature: float = 1.0, step: Optional[MicroStep] = None) -> Tensor:
     """Tree.cross_entropy."""
     if reduction not in ("mean", "sum"):
         raise error(f"there is no reduction {reduction!r}", 'give "mean" or "sum"; tree.log_probs gives numbers of all tokens')
     if reduction == "sum" and targets is not None:
         raise error("targets are given with reduction 'sum'", "leave one of them out")
-    held, (wanted, keep) = _held_by(tree, cp), _kept(tree, mask)
-    found = _local(tree, x, lm_head, held, keep, tokens, temperature, cp)
+    held, (wanted, keep) = _held_here(tree, cp, step), _kept(tree, mask)
+    found = _local(tree, x, lm_head, held, keep, tokens, temperature, cp, step)
     edge = torch.as_tensor(tree.edge_of_token)
     counted = (edge >= 0) if wanted is None else (edge >= 0) & wanted
     which = counted.nonzero()[:, 0]
@@ -237,11 +267,13 @@ def cross_entropy(tree: Tree, x: Tensor, lm_head: Any = None, *, weights: Any = 
     return total * (1 if cp is None else cp._times()) / (count if isinstance(count, Tensor) else max(count, 1))
 
 
-def gather(tree: Tree, x: Tensor, *, cp: Optional[ContextParallel] = None) -> Tensor:
+def gather(tree: Tree, x: Tensor, *, cp: Optional[ContextParallel] = None, step: Optional[MicroStep] = None) -> Tensor:
     """Tree.gather."""
-    held = _held_by(tree, cp)
-    x = _rows_of(x, tree, cp, "a tensor")
+    held = _held_here(tree, cp, step)
+    x = _rows_of(x, tree, cp, "a tensor", step=step)
     place = held.tokens.on(x.device)
+    if step is not None:
+        return x.new_zeros((len(tree.rows_of_tokens), *x.shape[1:])).index_put((place.mine,), x[place.local])
     if cp is None or cp.ranks == 1:
         return x[place.at]
     return Whole.apply(x, place, cp.group, cp._times() if x.requires_grad else 1)
