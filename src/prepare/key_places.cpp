@@ -68,21 +68,22 @@ class FreeRows {
  public:
   // The lowest ones, up to so many.
   Range take(Index most) {
-    Range& first = free_.front();
-    const Range taken{first.begin, first.begin + min_of(most, first.size())};
-    first.begin = taken.end;
-    if (first.size() == 0) free_.erase(free_.begin());
+    Range& lowest = free_.back();
+    const Range taken{lowest.begin, lowest.begin + min_of(most, lowest.size())};
+    lowest.begin = taken.end;
+    if (lowest.size() == 0) free_.pop_back();
     used_ = max_of(used_, taken.end);
     return taken;
   }
   void give_back(const Ranges& rows) {
     free_.insert(free_.end(), rows.begin(), rows.end());
     join(free_);
+    std::reverse(free_.begin(), free_.end());
   }
   Index used() const { return used_; }  // past the last one ever taken
 
  private:
-  Ranges free_{{0, kUnlimited}};
+  Ranges free_{{0, kUnlimited}};  // the lowest one last
   Index used_ = 0;
 };
 

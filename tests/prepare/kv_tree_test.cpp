@@ -40,8 +40,10 @@ Index most_alive(const Problem& problem, const MicroSequences& micros, bool ahea
   return most;
 }
 
+// In the rows that both have: parts are padded to more.
 void expect_same(const Tensor& got, const Tensor& want, const char* name) {
-  const std::vector<double> a = to_f64(got.view), b = to_f64(want.view);
+  const Range rows{0, want.view.rows};
+  const std::vector<double> a = to_f64(rows_of(ConstTensorView(got.view), rows)), b = to_f64(want.view);
   for (std::size_t i = 0; i < a.size(); ++i)
     ASSERT_TRUE(a[i] == b[i] || std::abs(a[i] - b[i]) <= 1e-11 * (1 + std::abs(b[i])))
         << name << " " << i << ": " << a[i] << ", and in one piece " << b[i];
@@ -82,15 +84,12 @@ TEST(KvTree, EqualsThePassInOnePiece) {
         run_sequence(parts, micros, buffer, comm, t);
       }
     });
-    // The padded tensors of the parts are longer.
     for (const auto& [name, got, want] : {std::tuple{"out", &t.out, &whole.out},
                                           {"lse", &t.lse, &whole.lse},
                                           {"dq", &t.dq, &whole.dq},
                                           {"dk", &t.dk, &whole.dk},
                                           {"dv", &t.dv, &whole.dv}}) {
-      Tensor first = *got;
-      first.view = rows_of(first.view, {0, want->view.rows});
-      expect_same(first, *want, name);
+      expect_same(*got, *want, name);
     }
   }
   EXPECT_GT(fewer, 30);
