@@ -211,9 +211,10 @@ std::vector<Range> KeyPlaces::rows_of(Range tokens) const {
 void KeyPlaces::place(const Slice& slice, std::vector<Slice>& out) const {
   for (auto run = run_of(slice.k_begin); run != runs_.end() && run->begin < slice.k_end; ++run) {
     const Index by = run->row - run->begin;
-    const Slice part = trimmed({slice.q_begin, slice.q_end, max_of(slice.k_begin, run->begin) + by,
-                                min_of(slice.k_end, run->end) + by, shift_bound(slice.lo, by), shift_bound(slice.hi, by)},
-                               false);
+    const Slice part =
+        trimmed({slice.q_begin, slice.q_end, max_of(slice.k_begin, run->begin) + by, min_of(slice.k_end, run->end) + by,
+                 shift_bound(slice.lo, by), shift_bound(slice.hi, by)},
+                false);
     if (part.q_begin < part.q_end) out.push_back(part);
   }
 }
@@ -223,7 +224,7 @@ std::span<const Range> KeyPlaces::last_seen(Index micro) const { return last_[at
 bool KeyPlaces::has_room(Index micro, Index attended) const {
   if (!around_) return micro <= attended + (ahead_ ? 1 : 0);
   if (ends_.empty()) return true;  // nothing is dropped
-  Index first = ends_.back();  // that later queries see
+  Index first = ends_.back();      // that later queries see
   for (Index m = attended; m < static_cast<Index>(last_.size()); ++m)
     if (!last_[at(m)].empty()) {
       first = last_[at(m)].front().begin;

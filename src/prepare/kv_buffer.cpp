@@ -276,7 +276,8 @@ void KvBuffer::Data::need_gradients(Index micro) {
   if (gradients.k.data == nullptr)
     gradients = run::take_kv(workspace, Slot::key_gradients_0, shape(sum_type(options.dtype)));
   // Those that later queries see too were cleared for these.
-  for (Index m = backwards ? micro : now().micros.micros() - 1; m >= micro; --m) clear_gradients(now().places.last_seen(m));
+  for (Index m = backwards ? micro : now().micros.micros() - 1; m >= micro; --m)
+    clear_gradients(now().places.last_seen(m));
   backwards = true;
 }
 

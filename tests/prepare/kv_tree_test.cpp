@@ -21,8 +21,8 @@ Setting setting_of(const Tree& tree, const Mask& mask) {
   return r;
 }
 
-// The most tokens that are there at one time: those of the micro-sequence, and earlier ones that it or a later one sees;
-// with `ahead` also those of the next one, which come while it is attended.
+// The most tokens that are there at one time: those of the micro-sequence, and earlier ones that it or a later one
+// sees; with `ahead` also those of the next one, which come while it is attended.
 Index most_alive(const Problem& problem, const MicroSequences& micros, bool ahead) {
   std::vector<Index> last(at(micros.rows().end));
   for (Index t = 0; t < micros.rows().end; ++t) last[at(t)] = micros.micro_of(t);
@@ -107,7 +107,7 @@ TEST(KvTree, HoldsOnePath) {
     return key_rows(micros_of(parts), r.mask, {.drop = true, .ahead = ahead});
   };
   EXPECT_EQ(tree.rows(), 512 + 16 * 64);
-  EXPECT_EQ(rows_in(24, false), 512 + 64);      // a micro-sequence an answer
+  EXPECT_EQ(rows_in(24, false), 512 + 64);  // a micro-sequence an answer
   EXPECT_EQ(rows_in(24, true), 512 + 2 * 64);
   EXPECT_EQ(rows_in(48, false), 512 + 64);      // half of one
   EXPECT_EQ(rows_in(12, false), 512 + 2 * 64);  // two

@@ -9,7 +9,7 @@ torch = pytest.importorskip("torch")
 import weft
 import weft.torch
 
-from random_trees import WINDOW, gradients, log_probs_alone, model, sequences, tree_of, worst
+from random_trees import gradients, log_probs_alone, model, sequences, tree_of, worst
 from refusals import refused
 
 TOLERANCE = 1e-10
@@ -27,7 +27,8 @@ class Stepwise:
 
     def attention(self, q, k, v, window, chunk_size=None):
         if self.calls not in self.layers:
-            self.layers[self.calls] = weft.torch.MicroSequenceAttention(mask=weft.Mask(causal=True, window=window), drop=self.drop)
+            mask = weft.Mask(causal=True, window=window)
+            self.layers[self.calls] = weft.torch.MicroSequenceAttention(mask=mask, drop=self.drop)
         self.calls += 1
         return self.layers[self.calls - 1](q, k, v, self.step)
 

@@ -209,7 +209,8 @@ class MicroStep:
     def predicts(self, device: Any = None) -> Tensor:
         """Of a tree: which tokens of its sequences this rank's rows of the step predict; the others are in other steps."""
         if self.owner.tree is None:
-            raise error("predicts() of micro-sequences that are not a tree's", "each row predicts the next one: take labels as rows")
+            raise error("predicts() of micro-sequences that are not a tree's",
+                        "each row predicts the next one: take labels as rows")
         return predicted_tokens(self.owner.tree, self).to(device)
 
     def take(self, x: Tensor, dim: int = 0, fill: Any = 0) -> Tensor:
@@ -277,8 +278,9 @@ class MicroSequences:
     (MicroSequenceAttention(drop=True)) holds those of about one path. Masks are those of the sequences, as in ContextParallel.
     """
 
-    def __init__(self, packing: Union[AnyPacking, Tree], micros: int, group: Any = None, *, pad: bool = True, even_work: Optional[Mask] = None,
-                 first_document_begin: Optional[int] = None, batch: Optional[int] = None) -> None:
+    def __init__(self, packing: Union[AnyPacking, Tree], micros: int, group: Any = None, *, pad: bool = True,
+                 even_work: Optional[Mask] = None, first_document_begin: Optional[int] = None,
+                 batch: Optional[int] = None) -> None:
         self.group, self.batch = by_name(group), batch
         self.rank, ranks = rank_and_ranks(self.group)
         self.tree = packing if isinstance(packing, Tree) else None
