@@ -1,8 +1,5 @@
 """A tree in micro-sequences: losses and gradients are those of its sequences one by one, and about one path of keys is held."""
 
-import subprocess
-import sys
-
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -18,8 +15,8 @@ TOLERANCE = 1e-10
 class Stepwise:
     """In the place of a ContextParallel: a layer with a K/V buffer for each call of a forward, in their order."""
 
-    def __init__(self, drop):
-        self.drop, self.layers = drop, {}
+    def __init__(self, drop, group=None):
+        self.drop, self.group, self.layers = drop, group, {}
 
     def of(self, step):
         self.step, self.calls = step, 0
@@ -28,7 +25,7 @@ class Stepwise:
     def attention(self, q, k, v, window, chunk_size=None):
         if self.calls not in self.layers:
             mask = weft.Mask(causal=True, window=window)
-            self.layers[self.calls] = weft.torch.MicroSequenceAttention(mask=mask, drop=self.drop)
+            self.layers[self.calls] = weft.torch.MicroSequenceAttention(mask=mask, drop=self.drop, group=self.group)
         self.calls += 1
         return self.layers[self.calls - 1](q, k, v, self.step)
 
@@ -124,31 +121,20 @@ def test_refusals():
         layer(x, x, x, step)
 
 
-RANKS = """
-import sys; sys.path[:0] = {path!r}
-import torch, torch.distributed as dist
-from test_tree_micro import *
-dist.init_process_group("gloo")
-for seed, drop in ((0, True), (1, False), (2, True)):
-    made, net, layers = sequences(seed), model(), Stepwise(drop)
+@pytest.mark.parametrize("seed, drop", [(0, True), (1, False), (2, True)])
+def test_two_ranks(seed, drop):
+    made, net = sequences(seed), model()
     tree = tree_of(made)
     alone = -log_probs_alone(net, made).sum() / 40
     want = gradients(net, alone)
-    net.zero_grad()
-    loss = weft.torch.MicroSequences(tree, 3, dist.group.WORLD).forward_backward(
-        lambda step: tree.cross_entropy(hidden_of(net, tree, step, layers), net.head, targets=40, step=step))
-    parts = [loss, *(p.grad for p in net.parameters())]
-    for part in parts:
-        dist.all_reduce(part)
-    assert abs(float(loss) - alone.item()) <= TOLERANCE * abs(alone.item())
-    assert worst({{name: p.grad for name, p in net.named_parameters()}}, want) <= TOLERANCE
-dist.destroy_process_group()
-"""
+    nets = [model(), model()]  # not by the ranks: torch has one random state for all threads
 
+    def rank(comm):
+        own, layers = nets[comm.rank], Stepwise(drop, comm)
+        loss = weft.torch.MicroSequences(tree, 3, comm).forward_backward(
+            lambda step: tree.cross_entropy(hidden_of(own, tree, step, layers), own.head, targets=40, step=step))
+        return loss, {name: p.grad for name, p in own.named_parameters()}
 
-def test_two_ranks(tmp_path):
-    script = tmp_path / "ranks.py"
-    script.write_text(RANKS.format(path=sys.path))
-    done = subprocess.run([sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone", script],
-                          capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    (loss, got), (more, other) = weft.spawn(2, rank)
+    assert abs((loss + more).item() - alone.item()) <= TOLERANCE * abs(alone.item())
+    assert worst({name: got[name] + other[name] for name in got}, want) <= TOLERANCE
