@@ -71,13 +71,14 @@ pip_install() {
   want=$(sha256sum "$2")
   if [ "$(cat ".venv/$1" 2> /dev/null)" = "$want" ]; then return; fi
   echo "setup: installing $2 into .venv"
-  .venv/bin/python -m pip install --quiet --disable-pip-version-check "${@:3}" --requirement "$2"
+  # Compiled when imported: of torch and its like tests use a small part.
+  .venv/bin/python -m pip install --quiet --disable-pip-version-check --no-compile "${@:3}" --requirement "$2"
   printf '%s\n' "$want" > ".venv/$1"
 }
 
 # .venv: what tests in Python need, and everything that the Python package is built, tested and compared with. torch is
-# the large one: PyPI's build for aarch64 is for CPUs alone (100 MB to fetch), the one for x86_64 brings gigabytes of CUDA
-# libraries.
+# the large one: PyPI's build for aarch64 is for CPUs alone (100 MB to fetch), the one for x86_64 (900 MB) is linked with gigabytes
+# of CUDA's libraries, which tools/cuda_stand_ins.py replaces on a machine without a GPU.
 group=test
 if has "$@" || { group=peer; has "$@"; }; then
   if ! [ -x .venv/bin/python ] ||
@@ -85,7 +86,18 @@ if has "$@" || { group=peer; has "$@"; }; then
     python3 -m venv --clear .venv
   fi
   pip_install requirements.sha256 tools/requirements.txt
-  pip_install requirements-python.sha256 tools/requirements-python.txt
+  if [ "$(uname -m)" = x86_64 ] && ! nvidia-smi -L > /dev/null 2>&1; then
+    # All that torch asks for is in the lists, but for CUDA.
+    pip_install requirements-python.sha256 tools/requirements-python.txt --no-deps
+    pip_install requirements-cuda.sha256 tools/requirements-cuda.txt --no-deps
+    want=$(cat tools/requirements-python.txt tools/cuda_stand_ins.py | sha256sum)
+    if [ "$(cat .venv/cuda-stand-ins.sha256 2> /dev/null)" != "$want" ]; then
+      .venv/bin/python tools/cuda_stand_ins.py
+      printf '%s\n' "$want" > .venv/cuda-stand-ins.sha256
+    fi
+  else
+    pip_install requirements-python.sha256 tools/requirements-python.txt
+  fi
   group=full
   if has "$@"; then pip_install requirements-trl.sha256 tools/requirements-trl.txt --no-deps; fi
   group=lint
