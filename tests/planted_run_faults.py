@@ -27,11 +27,12 @@ Fault = collections.namedtuple("Fault", "what file text instead program tests")
 
 RETURN, FEED, SWAP = "src/run/gradient_return.cpp", "src/run/key_feed.h", "src/run/swap.cpp"
 FORWARD, BACKWARD, BUFFER = "src/run/forward.cpp", "src/run/backward.cpp", "src/prepare/kv_buffer.cpp"
-TRANSPORT = "python/weft/torch/transport.py"
+PLACES, TRANSPORT = "src/prepare/key_places.cpp", "python/weft/torch/transport.py"
 STRICT, EXECUTOR = ("unit_run", "Strict.*"), ("unit_run", "Executor.EqualsTheReference:Executor.AnyHeadsOnAnyRanks")
-KV, CHECKED, SEALS = ("unit_prepare", "KvBuffer.*:KvDrop.*"), ("unit_run", "Checked.*"), ("unit_comm", "CheckedMessages.*")
+KV, CHECKED, SEALS = ("unit_prepare", "KvBuffer.*:KvDrop.*:KvTree.*"), ("unit_run", "Checked.*"), ("unit_comm", "CheckedMessages.*")
 ROWS = ("unit_rows", "*")
 COMM, GLOO = ("unit_comm", "Communicator.*:Request.*"), ("pytest", "python/tests/distributed/test_transport.py")
+STEPS = ("pytest", "python/tests/pytorch/test_tree_micro.py")
 
 FAULTS = [Fault(*fault[:4], *fault[4]) for fault in [
     # Gradients on their way home.
@@ -55,7 +56,7 @@ FAULTS = [Fault(*fault[:4], *fault[4]) for fault in [
     ("dQ of all steps but the first is lost", BACKWARD,
      "    if (!once_ && !first_) run::add(place_, sum_, part_);", "", EXECUTOR),
     ("dQ of heads that see nothing is left as it was", BACKWARD,
-     "run::clear(place_, run::some_heads(dq_, step.heads_q));", "static_cast<void>(step);", EXECUTOR),
+     "run::clear(place_, run::some_heads(dq_, blind.q));", "static_cast<void>(blind);", EXECUTOR),
     ("the largest dsink of a rank is taken for their sum", BACKWARD, "Reduce::sum, args.dsink", "Reduce::max, args.dsink",
      EXECUTOR),
     ("dsink is made of the rows of the group's first rank", BACKWARD,
@@ -69,13 +70,13 @@ FAULTS = [Fault(*fault[:4], *fault[4]) for fault in [
     ("rows enter a node where others are still passed on from", FEED, "n % 2 == 0 ? Slot::relay_0 : Slot::relay_1",
      "Slot::relay_0", STRICT),
     ("a ring sends its own keys on, not those that came", FEED,
-     "move.kind == Move::Kind::shift ? kv_of(n - 1) : heads_of(own_, step.heads_k)", "heads_of(own_, step.heads_k)", EXECUTOR),
+     "move.kind == Move::Kind::shift ? kv_of(n - 1) : heads_of(own_, heads)", "heads_of(own_, heads)", EXECUTOR),
     ("partial states of a call before are gone on with", FORWARD,
      "    std::uninitialized_fill_n(partial.states, rows * heads, RowState<float>{});", "    static_cast<void>(rows);", EXECUTOR),
     ("rows are finished with the sink of the first head", "src/kernel/finish.cpp", "finish(state, sinks[at(h)])",
      "finish(state, sinks[0])", EXECUTOR),
     ("the head map of a group of heads counts from the first head of all", "src/run/executor.cpp",
-     "attention.head_map[at(h)] - step.heads_k.begin", "attention.head_map[at(h)]", STRICT),
+     "attention.head_map[at(h)] - heads_k.begin", "attention.head_map[at(h)]", STRICT),
     ("rows enter a node a step too late", FEED, "    enter_nodes(n + 2);\n", "", STRICT),
     ("gradients of rows without keys are made of what was there", "src/kernel/finish.cpp",
      "      store(args.out, row, h, nothing.data(), T{0});", "      store(args.out, row, h, sums.at<T>(row, h), T{0});",
@@ -95,13 +96,14 @@ FAULTS = [Fault(*fault[:4], *fault[4]) for fault in [
     # Heads swapped for sequence.
     ("every member of a group sends the rows of the first one", SWAP, "{i * p.own.rows, (i + 1) * p.own.rows}",
      "{0, p.own.rows}", EXECUTOR),
-    ("gradients of replicated K/V heads replace each other", SWAP, "&swap_.heads_k}}, adding(own.k.dtype));",
-     "&swap_.heads_k}}, Message::Combine::replace);", EXECUTOR),
-    ("gradients of swapped heads are added to what was there", SWAP, "  clear(args.place, own.k);\n", "", STRICT),
-    ("swapped heads take the sinks of the first ones", SWAP, "some_heads(all.sink.logits, heads_q())",
-     "some_heads(all.sink.logits, {0, heads_q().size()})", EXECUTOR),
+    ("gradients of replicated K/V heads replace each other", SWAP, "sums.v, true)}, adding(own_.k.dtype));",
+     "sums.v, true)}, Message::Combine::replace);", EXECUTOR),
+    ("gradients of swapped heads are added to what was there", SWAP, "    clear(place_, own_.k);\n", "", STRICT),
+    ("swapped heads take the sinks of the first ones", SWAP, "some_heads(all.sink.logits, heads_q(n))",
+     "some_heads(all.sink.logits, {0, heads_q(n).size()})", EXECUTOR),
     ("the largest logits of swapped heads are those of the first ones", FORWARD,
-     "run::some_heads(largest->view(), swap.heads_q())", "run::some_heads(largest->view(), {0, swap.heads_q().size()})", EXECUTOR),
+     "run::some_heads(largest->view(), swap.heads_q(n))",
+     "run::some_heads(largest->view(), {0, swap.heads_q(n).size()})", EXECUTOR),
     ("numbers of heads start as those of the call before", "src/run/head_numbers.cpp",
      "    std::uninitialized_fill_n(numbers_, heads, value);", "    static_cast<void>(value);", EXECUTOR),
     # Checked ranks.
@@ -135,18 +137,30 @@ FAULTS = [Fault(*fault[:4], *fault[4]) for fault in [
     ("ranks of a split come in the order of their numbers, not of their keys", "src/comm/split.cpp",
      "  std::sort(all.begin(), all.end());", "", COMM),
     # K/V buffers and caches.
-    ("a K/V buffer drops rows that a later query comes back to", BUFFER,
-     "    reach.needed[m - 1] = min_of(reach.needed[m - 1], reach.needed[m]);", "    static_cast<void>(m);", KV),
-    ("a K/V buffer drops all rows before the next micro-sequence", BUFFER, "d.now().reach.needed[at(micro + 1)])",
-     "d.now().micros.rows(micro + 1).begin)", KV),
+    ("a K/V buffer drops rows that a later query comes back to", PLACES, "needed[m - 1] = min_of(needed[m - 1], needed[m]);",
+     "static_cast<void>(m);", KV),
+    ("a K/V buffer drops all rows before the next micro-sequence", PLACES, "{{needed[at(m)], needed[at(m + 1)]}}",
+     "{{needed[at(m)], micros.rows(m).end}}", KV),
+    ("a row is free while a later query sees its token", PLACES, "Ranges last = without(keys[at(m)], later);",
+     "Ranges last = keys[at(m)];", KV),
+    ("a row is free while keys come ahead of the queries that see its token", PLACES, "m - (ahead ? 2 : 1)", "m - 1", KV),
+    ("rows of tokens that nobody sees are never free", PLACES, "    keys[at(m)].push_back(micros.rows(m));\n", "", KV),
+    ("ranges of rows are joined over rows of others", PLACES, "rows.back().end == part.begin", "rows.back().end <= part.begin", KV),
+    ("of a slice's keys those in a second range of rows are left out", PLACES, "run->begin < slice.k_end; ++run",
+     "run->begin < slice.k_end && run == run_of(slice.k_begin); ++run", KV),
+    ("gradients of a branch start as those of the branch before", BUFFER, "m >= micro; --m", "m > micro; --m", KV),
+    ("a step of a tree has the positions of a document", "python/weft/torch/micro_steps.py",
+     "        if self.owner.tree is not None:\n            return self.take", "        if False:\n            return self.take", STEPS),
+    ("the first edge of the next step counts in both", "python/weft/torch/trees.py", "(edge_rows >= begin) & (edge_rows < end)",
+     "(edge_rows >= begin) & (edge_rows <= end)", STEPS),
     ("gradients of a window are added to those of the one before", BUFFER, "run::constant(mine), adding(type)), true))",
      "run::constant(mine), adding(type)), false))", KV),
     ("gradients of keys that are met for the first time start as what was there", BUFFER,
-     "      run::clear(options.place, view);\n", "", KV),
+     "        run::clear(options.place, view);\n", "", KV),
     ("a backward does not wait for keys that are still on their way", BUFFER,
      "  while (!d.arrivals.empty()) d.wait_for(d.arrivals.front().micro);\n", "", KV),
-    ("slices in a K/V buffer that has gone round are those of its first round", BUFFER, "shift_bound(whole.lo, shift)",
-     "whole.lo", KV),
+    ("slices in a K/V buffer that has gone round are those of its first round", PLACES, "shift_bound(slice.lo, by)",
+     "slice.lo", KV),
     ("a K/V cache forgets how many rows were appended", "src/prepare/kv_cache.cpp", "used_[i] += counts[i];",
      "static_cast<void>(i);", ("unit_prepare", "KvCache.*")),
     ("queries on a K/V cache see as if they were its first rows", "src/prepare/kv_cache.cpp",
