@@ -13,10 +13,10 @@
 #   make docs    the documentation as a site, in build/docs/html
 #   make format  clang-format, and what ruff can mend
 #   make lint    style and static checks (tools/lint.sh); make lint-all: clang-tidy on every file
-#   make test-release, test-asan, test-tsan, test-fuzz, test-cuda: all tests of one build
+#   make test-release, test-asan (and fuzzers), test-tsan, test-cuda: all tests of one build
 #   make test-avx2   the AVX2 kernels by emulation, on a machine that is not x86_64; not part of make test-all
 .NOTPARALLEL:
-.PHONY: build demo pictures docs test test-all test-release test-asan test-tsan test-fuzz test-cuda test-avx2 fuzz soak mutants wheels bench format lint lint-all clean
+.PHONY: build demo pictures docs test test-all test-release test-asan test-tsan test-cuda test-avx2 fuzz soak mutants wheels bench format lint lint-all clean
 
 JOBS := $(shell nproc 2>/dev/null || echo 2)
 NVCC := $(or $(shell command -v nvcc 2>/dev/null),$(wildcard $(CUDA_HOME)/bin/nvcc))
@@ -59,24 +59,23 @@ test-all: test docs
 	$(call built,release)
 	$(call built,asan)
 	$(call built,tsan)
-	$(call built,fuzz)
 ifneq ($(NVCC),)
 	$(call built,cuda)
 endif
-	parts="release asan tsan fuzz"; \
+	parts="release asan tsan"; \
 	if [ -n "$(NVCC)" ] && nvidia-smi -L >/dev/null 2>&1; then parts="$$parts cuda"; fi; \
 	echo "subdirs($$parts)" > build/CTestTestfile.cmake
 	$(CTEST) --test-dir build -L long -LE soak
 
-test-release test-asan test-tsan test-fuzz test-cuda: test-%:
+test-release test-asan test-tsan test-cuda: test-%:
 	tools/setup.sh build mpi test full
 	$(call built,$*)
 	$(CTEST) --test-dir build/$* -LE soak
 
 fuzz:
 	tools/setup.sh build test full
-	$(call built,fuzz)
-	set -e; for f in build/fuzz/tests/fuzz_*; do if [ -x "$$f" ] && [ -f "$$f" ]; then \
+	$(call built,asan)
+	set -e; for f in build/asan/tests/fuzz_*; do if [ -x "$$f" ] && [ -f "$$f" ]; then \
 	  WEFT_FUZZ_SECONDS=$(or $(SECONDS),1800) tests/fuzz/run.sh "$$f"; fi; done
 
 soak:

@@ -121,7 +121,7 @@ def _layer_results(layer, module, x, packing):
 compiler = pytest.mark.skipif(not any(shutil.which(name) for name in ("g++", "clang++")), reason="inductor needs a C++ compiler")
 
 
-@pytest.mark.parametrize("backend", ["eager", "aot_eager", pytest.param("inductor", marks=compiler)])
+@pytest.mark.parametrize("backend", ["eager", "aot_eager", pytest.param("inductor", marks=[compiler, pytest.mark.long])])
 def test_compile(backend):
     module = Layer()
     compiled = torch.compile(module, fullgraph=True, backend=backend)
