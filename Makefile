@@ -3,7 +3,7 @@
 #   make demo    packed documents on four ranks, drawn and checked
 #   make test    shows that Weft is right on this machine: unit, law, schedules, command, Python, pages
 #   make test-all   make test, make docs and the rest: long forms, installs, planted faults, MPI, sanitizers, fuzzers, and CUDA
-#                where there is a compiler
+#                where there is a compiler (without a GPU as far as PTX: the assembler takes ten minutes more)
 #   make fuzz    each fuzzer for SECONDS=1800, one after another
 #   make soak    the long forms of some tests: faults and failing ranks by the hundred
 #   make mutants   small faults in the sources, one at a time: which of them the tests notice (docs/trust.md)
@@ -21,6 +21,7 @@
 JOBS := $(shell nproc 2>/dev/null || echo 2)
 NVCC := $(or $(shell command -v nvcc 2>/dev/null),$(wildcard $(CUDA_HOME)/bin/nvcc))
 export CUDACXX ?= $(NVCC)
+GPU := $(if $(NVCC),$(shell nvidia-smi -L 2>/dev/null | head -n 1))
 CTEST := ctest -j$(JOBS) --output-on-failure --no-tests=error --no-label-summary
 SOURCES = $(shell git ls-files '*.h' '*.cpp' '*.cu' '*.cuh')
 # $(call built,preset)
@@ -59,11 +60,12 @@ test-all: test docs
 	$(call built,release)
 	$(call built,asan)
 	$(call built,tsan)
-ifneq ($(NVCC),)
+ifneq ($(GPU),)
 	$(call built,cuda)
+else ifneq ($(NVCC),)
+	cmake --preset cuda -B build/cuda-ptx -DCMAKE_CUDA_ARCHITECTURES=90a-virtual && cmake --build build/cuda-ptx
 endif
-	parts="release asan tsan"; \
-	if [ -n "$(NVCC)" ] && nvidia-smi -L >/dev/null 2>&1; then parts="$$parts cuda"; fi; \
+	parts="release asan tsan $(if $(GPU),cuda)"; \
 	echo "subdirs($$parts)" > build/CTestTestfile.cmake
 	$(CTEST) --test-dir build -L long -LE soak
 
