@@ -38,7 +38,6 @@ class KeyPlaces {
   };
   using Ranges = std::vector<Range>;
 
-  static std::vector<Ranges> all_stay(const MicroSequences& micros);
   static KeyPlaces around(const MicroSequences& micros, const Problem& problem, Index rows);
   static KeyPlaces reused(const MicroSequences& micros, const Problem& problem, bool ahead);
   void round_and_round(Index tokens);
