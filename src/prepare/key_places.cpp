@@ -3,6 +3,8 @@
 #include <algorithm>
 
 #include "index.h"
+#include "text.h"
+#include "weft/error.h"
 
 namespace weft {
 namespace {
@@ -88,6 +90,19 @@ class FreeRows {
 };
 
 }  // namespace
+
+void require_earlier_keys(const MicroSequences& micros, const Problem& problem) {
+  for (const Slice& s : problem.global_slices()) {
+    if (s.q_begin >= s.q_end) continue;
+    for (Index m = micros.micro_of(s.q_begin); m < micros.micros() && micros.rows(m).begin < s.q_end; ++m) {
+      const Range rows = micros.rows(m), seen = touched_keys(within_rows(s, rows));
+      if (seen.size() == 0 || seen.end <= rows.end) continue;
+      throw Error(text("queries of micro-sequence ", m, " (tokens ", rows.begin, " .. ", rows.end, ") see keys up to ",
+                       seen.end, ", which come later"),
+                  "use a causal mask, or micro-sequences that end where documents do");
+    }
+  }
+}
 
 Index KeyPlaces::least_rows(const MicroSequences& micros, const Problem& problem, KeyRows how) {
   if (!how.drop) return max_of(1, micros.rows().end);

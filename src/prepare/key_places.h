@@ -9,6 +9,9 @@
 
 namespace weft {
 
+// Error if queries see keys of a later micro-sequence.
+void require_earlier_keys(const MicroSequences& micros, const Problem& problem);
+
 // Where keys lie while a sequence goes through its micro-sequences: no two tokens whose keys are there at the same time
 // have the same row, so nothing is moved inside the buffer. The same for both passes, which go through the
 // micro-sequences in opposite order.

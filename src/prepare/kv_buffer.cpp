@@ -22,20 +22,6 @@ using run::Slot;
 
 namespace {
 
-// Error if queries see keys of a later micro-sequence.
-void require_earlier_keys(const MicroSequences& micros, const Problem& problem) {
-  for (const Slice& s : problem.global_slices()) {
-    if (s.q_begin >= s.q_end) continue;
-    for (Index m = micros.micro_of(s.q_begin); m < micros.micros() && micros.rows(m).begin < s.q_end; ++m) {
-      const Range rows = micros.rows(m), seen = touched_keys(within_rows(s, rows));
-      if (seen.size() == 0 || seen.end <= rows.end) continue;
-      throw Error(text("queries of micro-sequence ", m, " (tokens ", rows.begin, " .. ", rows.end, ") see keys up to ",
-                       seen.end, ", which come later"),
-                  "use a causal mask, or micro-sequences that end where documents do");
-    }
-  }
-}
-
 // Collective, if the options say checked; else null. Error if the ranks' options differ.
 std::unique_ptr<run::Agreement> agreement_of(Communicator& ranks, const KvBufferOptions& options) {
   if (!options.checked) return nullptr;
@@ -170,9 +156,7 @@ void KvBuffer::Data::drop_after(Index micro) {
 
 // Of micro-sequences that see no key last nothing is absent.
 void KvBuffer::Data::skip_complete() {
-  while (absent.empty() && since > 0) {
-    --since;
-    if (since == 0) break;
+  while (absent.empty() && since > 0 && --since > 0) {
     const std::span<const Range> last = now().places.last_seen(since - 1);
     absent.assign(last.begin(), last.end());
   }
