@@ -137,8 +137,8 @@ FAULTS = [Fault(*fault[:4], *fault[4]) for fault in [
     ("ranks of a split come in the order of their numbers, not of their keys", "src/comm/split.cpp",
      "  std::sort(all.begin(), all.end());", "", COMM),
     # K/V buffers and caches.
-    ("a K/V buffer drops rows that a later query comes back to", PLACES, "needed[m - 1] = min_of(needed[m - 1], needed[m]);",
-     "static_cast<void>(m);", KV),
+    ("a K/V buffer drops rows as if the last micro-sequence alone needed any", PLACES,
+     "needed[m - 1] = min_of(needed[m - 1], needed[m]);", "needed[m - 1] = needed[m];", KV),
     ("a K/V buffer drops all rows before the next micro-sequence", PLACES, "{{needed[at(m)], needed[at(m + 1)]}}",
      "{{needed[at(m)], micros.rows(m).end}}", KV),
     ("a row is free while a later query sees its token", PLACES, "Ranges last = without(keys[at(m)], later);",
