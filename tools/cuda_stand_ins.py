@@ -28,7 +28,7 @@ LIBRARIES = {
 HEAD = """#include <stdio.h>
 #include <stdlib.h>
 static void left_out(const char* name) {
-  fprintf(stderr, "%s: this Python was set up without a GPU, and so without CUDA's libraries; remove .venv and set it up anew\\n", name);
+  fprintf(stderr, "%s: this Python was set up without a GPU and so without CUDA; remove .venv and set it up anew\\n", name);
   abort();
 }
 """
