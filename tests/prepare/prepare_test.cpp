@@ -121,7 +121,7 @@ TEST(Packer, ShortDocumentsFillTheirPacks) {
     expect_whole(packs, lengths);
     EXPECT_LE(static_cast<double>(packs.report.packs), 1.01 * static_cast<double>(packs.report.least_packs));
 #ifdef NDEBUG
-    EXPECT_LT(seconds, 1);
+    EXPECT_LT(seconds, 10);  // quadratic time would be minutes
 #else
     (void)seconds;
 #endif
@@ -185,7 +185,7 @@ TEST(Packer, ALimitOfPairs) {
     expect_even(packs);
     EXPECT_LE(static_cast<double>(packs.report.packs), 1.03 * static_cast<double>(without));
 #ifdef NDEBUG
-    EXPECT_LT(seconds, 1);
+    EXPECT_LT(seconds, 10);  // quadratic time would be minutes
 #else
     (void)seconds;
 #endif
