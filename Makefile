@@ -3,7 +3,7 @@
 #   make demo    packed documents on four ranks, drawn and checked
 #   make test    shows that Weft is right on this machine: unit, law, schedules, command, Python, pages
 #   make test-all   make test, make docs and the rest: long forms, installs, planted faults, MPI, sanitizers, fuzzers, and CUDA
-#                where there is a compiler (without a GPU as far as PTX: the assembler takes ten minutes more)
+#                where there is a compiler (without a GPU as far as PTX)
 #   make fuzz    each fuzzer for SECONDS=1800, one after another
 #   make soak    the long forms of some tests: faults and failing ranks by the hundred
 #   make mutants   small faults in the sources, one at a time: which of them the tests notice (docs/trust.md)
