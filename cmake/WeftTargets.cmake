@@ -88,10 +88,12 @@ function(weft_ctest name)
   if(arg_LONG OR WEFT_TEST_PREFIX)
     list(APPEND arg_LABEL long)
   endif()
+  # Dozens of processes import torch, which takes three times as long where Python may not keep what it has compiled.
+  set(compiled PYTHONDONTWRITEBYTECODE= PYTHONPYCACHEPREFIX=${PROJECT_BINARY_DIR}/pycache)
   add_test(NAME ${WEFT_TEST_PREFIX}${name} COMMAND ${arg_COMMAND} WORKING_DIRECTORY ${PROJECT_BINARY_DIR})
   set_tests_properties(${WEFT_TEST_PREFIX}${name} PROPERTIES
     LABELS "${arg_LABEL}" TIMEOUT ${arg_TIMEOUT} COST ${arg_COST} RUN_SERIAL ${arg_ALONE}
-    ENVIRONMENT "UBSAN_OPTIONS=print_stacktrace=1;${arg_ENVIRONMENT}")
+    ENVIRONMENT "UBSAN_OPTIONS=print_stacktrace=1;${compiled};${arg_ENVIRONMENT}")
 endfunction()
 
 # weft_mpi_ctest(<name> <ranks> ...): the same over MPI. MPI itself leaks a little, by design.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from typing import TYPE_CHECKING, Any, Dict, Iterable, NoReturn, Tuple, Union
+from typing import TYPE_CHECKING, Any, Callable, Dict, Iterable, NoReturn, Tuple, TypeVar, Union
 
 from . import _core
 from ._arrays import error
@@ -15,9 +15,18 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 Value = Union[int, str]
+F = TypeVar("F", bound=Callable[..., Any])
 OPTIONS = tuple(name for name, _, _, _ in _core.schedule_options())
 
 
+def constant_result(function: F) -> F:
+    """torch.compile takes what `function` returns for a constant, as with torch.compiler.assume_constant_result. That one needs
+    torch, and imports its compiler, which takes as long as torch itself."""
+    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    return function
+
+
+@constant_result
 def _checked(name: str, given: Tuple[Tuple[str, Any], ...]) -> Tuple[str, Tuple[Tuple[str, Value], ...]]:
     """Weft's own name of the schedule, and its options, sorted; Error for what it does not have."""
     if not isinstance(name, str):
@@ -32,10 +41,6 @@ def _checked(name: str, given: Tuple[Tuple[str, Any], ...]) -> Tuple[str, Tuple[
         raise error(e.problem, f"{e.remedy}, or auto") from None
     name, options = _core.check_schedule(name, dict(given))
     return name, tuple(sorted(options.items()))
-
-
-# torch.compile takes the result for a constant, as torch.compiler.assume_constant_result says it, which needs torch.
-_checked._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 @dataclasses.dataclass(frozen=True, init=False, repr=False)

@@ -12,7 +12,7 @@ from .._arrays import error, refuse_strange
 from .._core import Mask, Packing
 from .._options import constant
 from ..cost import machine_number
-from ..schedule import Schedule
+from ..schedule import Schedule, constant_result
 from ..spellings import own_words
 from ..types import TorchOptions
 from . import offsets
@@ -29,7 +29,7 @@ _LENGTHS = ("cu_seqlens", "cu_seqlens_q", "cu_seqlens_k")
 _KNOWN = (*OPTIONS, *_LENGTHS, "group", "sink", "one_rank", "return_lse", "return_max_logit")
 
 
-@torch.compiler.assume_constant_result
+@constant_result
 def _how(mask: Optional[Mask], group: Any, options: Dict[str, Any]) -> str:
     if mask is not None:
         clash = [name for name in ("causal", "bottom_right", "window", "chunk_size") if name in options]

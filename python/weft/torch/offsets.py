@@ -19,7 +19,7 @@ from torch import Tensor
 from .. import _arrays, _core, _options
 from .._arrays import error
 from ..cost import machine_number, machine_numbered
-from ..schedule import Schedule
+from ..schedule import Schedule, constant_result
 from . import runs, step_log
 from .group import all_or_nobody, communicator, name_of, rank_and_ranks
 from .rows import _offsets
@@ -323,7 +323,7 @@ def _schedule(name: Any, given: Tuple[Tuple[str, Any], ...]) -> List[Any]:
     return [named.name, named.options]
 
 
-@torch.compiler.assume_constant_result
+@constant_result
 def _how(group: Any, schedule: Any, options: Dict[str, Any]) -> str:
     """The settings as a text; what cannot be done without lengths on the host is refused here."""
     for option in options:
