@@ -6,6 +6,7 @@ import importlib
 import inspect
 import itertools
 import pickle
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -429,3 +430,16 @@ def test_version():
 def test_importing_weft_imports_no_framework():
     code = "import sys, weft; print([m for m in ('torch', 'jax', 'transformers') if m in sys.modules])"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
+
+
+@pytest.mark.skipif(not shutil.which("nm"), reason="there is no nm")
+def test_the_module_exports_its_entry_alone():
+    """What it exported of a static libstdc++ would be shared with the one that torch brings."""
+    said = subprocess.run(["nm", "-D", "--defined-only", _core.__file__], capture_output=True, text=True, check=True).stdout
+    assert [line.split()[-1] for line in said.splitlines() if line.split()[-2] == "T"] == ["PyInit__core"]
+
+
+def test_importing_weft_torch_does_not_import_its_compiler():
+    pytest.importorskip("torch")
+    code = "import sys, weft.torch; print('torch._dynamo' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"
