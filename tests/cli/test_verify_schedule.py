@@ -103,7 +103,8 @@ def test_too_large_a_problem_is_compared_in_some_rows_and_keys(weft):
 
 @pytest.mark.parametrize("flags", [
     [9000],  # a row's sum of exponentials is off by more than sums of some hundred
-    [5000, "--heads", "1:1", "--dim", "4:4", "--softcap", 0.5, "--scale", 2],  # terms are all but equal, errors too
+    # Terms are all but equal, and errors too.
+    pytest.param([5000, "--heads", "1:1", "--dim", "4:4", "--softcap", 0.5, "--scale", 2], marks=pytest.mark.long),
 ])
 def test_long_sums_are_right(weft, flags):
     result = weft.ok("verify", "--docs", *flags, "--mask", "causal", "--ranks", 4, "--schedule", "all_gather",
@@ -137,6 +138,7 @@ def tables(got):
     return {tuple(t["axes"]): {tuple(r["values"]): r["schedules"] for r in t["rows"]} for t in got["tables"]}
 
 
+@pytest.mark.long
 def test_matrix_meets_every_pair_of_a_schedule_and_anything(weft):
     result = weft.ok("verify", "--matrix", "quick", json_file=True)
     assert result.json["failed"] == 0 and result.json["failures"] == []
@@ -221,6 +223,7 @@ def test_matrix_that_is_all_refused_is_a_failure(weft):
     assert result.code == 2 and "nothing was checked" in result.err
 
 
+@pytest.mark.long
 def test_the_command_of_a_grid_gives_its_worst_again(weft):
     first = weft("verify", "--matrix", "quick", "--ranks", "3", json_file=True).json["worst"]
     again = weft.again({"worst": first}).json["worst"]

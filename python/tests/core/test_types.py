@@ -122,7 +122,8 @@ def said(errors):
     return out
 
 
-@pytest.mark.parametrize("checker", [mypy, pytest.param(pyright, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("checker", [mypy, pyright])
 def test_examples_and_mistakes(checker, package, tmp_path):
     if not importlib.util.find_spec(checker.__name__):
         pytest.skip(f"no {checker.__name__} (tools/setup.sh test lint)")

@@ -8,7 +8,22 @@ import weft
 import weft.torch
 from torch.utils.checkpoint import checkpoint
 
-from group_cases import CASES, CROSS, LAYOUTS, MASKS, PADDED, RANKS, SCHEDULES, SELF, case, close, compare, run, tensors
+from group_cases import (
+    CASES,
+    CROSS,
+    LAYOUTS,
+    MASKS,
+    PADDED,
+    RANKS,
+    SCHEDULES,
+    SELF,
+    case,
+    close,
+    compare,
+    long_case,
+    run,
+    tensors,
+)
 from refusals import refused
 
 
@@ -210,7 +225,7 @@ class _Layer(torch.nn.Module):
         return self.attention(q @ self.weight, k, v, packing, chunk_size=chunk_size).sin()
 
 
-@case
+@long_case
 def compiled():
     """A layer over a group in one graph, with packings of several sizes."""
     group = dist.new_group([0, 1, 2, 3])

@@ -1,4 +1,7 @@
-"""Runs the cases of cases_*.py on four ranks over gloo (test_distributed.py). Words after the folder select cases by name."""
+"""Runs the cases of cases_*.py on four ranks over gloo (test_distributed.py), without the long ones.
+
+Words after the folder select cases by name, from all.
+"""
 
 import sys
 
@@ -8,10 +11,11 @@ import cases_attention  # noqa: F401
 import cases_exchange  # noqa: F401
 import cases_groups  # noqa: F401  the last: it ends the world
 import processes
-from group_cases import CASES, RANKS
+from group_cases import CASES, LONG, RANKS
 
 if __name__ == "__main__":
     folder, *words = sys.argv[1:]
-    chosen = {name: check for name, check in CASES.items() if not words or any(word in name for word in words)}
+    wanted = [name for name in CASES if any(word in name for word in words)] if words else CASES.keys() - set(LONG)
+    chosen = {name: check for name, check in CASES.items() if name in wanted}
     ended = processes.fork(RANKS, lambda rank: processes.run_cases(rank, chosen, folder), folder, seconds=240)
     sys.exit(any(status for status, _ in ended))

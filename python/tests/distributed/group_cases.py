@@ -11,12 +11,18 @@ from refusals import refused
 
 RANKS = 4
 CASES = {}
+LONG = []  # those left to make test-all
 DEVICE = ["cpu"]  # where tensors lie
 
 
 def case(fn):
     CASES[fn.__name__] = fn
     return fn
+
+
+def long_case(fn):
+    LONG.append(fn.__name__)
+    return case(fn)
 
 
 SELF = weft.Packing([0, 7, 10, 33, 61])

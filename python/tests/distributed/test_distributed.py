@@ -26,9 +26,17 @@ def micro_steps(tmp_path_factory):
     return processes.results(micro_steps_worker, tmp_path_factory.mktemp("micro_steps"))
 
 
-@pytest.mark.parametrize("case", distributed_worker.CASES)
+@pytest.mark.parametrize("case", [name for name in distributed_worker.CASES if name not in distributed_worker.LONG])
 def test_distributed(distributed, case):
     processes.check(distributed, case)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("case", distributed_worker.LONG)
+def test_distributed_long(tmp_path, case):
+    processes.start("distributed_worker.py", tmp_path, case)
+    said = [json.loads((tmp_path / f"results{rank}.json").read_text()) for rank in range(distributed_worker.RANKS)]
+    processes.check(said, case)
 
 
 @pytest.mark.parametrize("case", micro_worker.CASES)

@@ -242,6 +242,7 @@ def test_two_threads_of_a_rank_are_refused():
     assert "a group of its own" in said[0].remedy
 
 
+@pytest.mark.long
 def test_two_threads_of_a_process_are_refused(tmp_path):
     processes.start("signals_worker.py", tmp_path, "ring", "threads", seconds=120)
     said = (tmp_path / "rank0.txt").read_text()
