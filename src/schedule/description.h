@@ -21,6 +21,8 @@ struct StepDescription {
   // before, if that is a shift too, otherwise from the owners. None: the own keys, which need not move.
   std::optional<Move::Kind> move = {};
   Range distances = {0, 1};  // groups whose keys are met: so far before the own group, around all groups
+  bool again = false;        // of no move: keys that the last step with a move brought, and not the own
+  Range queries = {0, 1};    // in a mesh: 0 the own, n those of the rank n places before in the group
   // Distances count nodes, all groups of which are met. A send does not meet the own group.
   bool by_node = false;
   bool sequence_order = false;  // a gather of all groups: keys by token, not by rank
@@ -30,6 +32,8 @@ struct StepDescription {
 };
 
 struct Description {
+  // Ranks of a group that attend each other's queries; each meets the keys of the ranks at its own place in the groups.
+  Index query_ranks = 1;
   Index ulysses = 0;  // ranks of a group, which swap heads for sequence before the steps; 0: no swap
   std::vector<StepDescription> steps = {};
   // Groups of a node, whose links are fast. If more than 1, keys of other nodes come in two hops (Move::relay): those
@@ -74,7 +78,7 @@ inline bool is_shift(const Description& d, Index n) {
 // Do these steps meet the same keys, for other heads?
 inline bool same_keys(const StepDescription& a, const StepDescription& b) {
   return a.move == b.move && a.distances == b.distances && a.by_node == b.by_node &&
-         a.sequence_order == b.sequence_order;
+         a.sequence_order == b.sequence_order && a.again == b.again && a.queries == b.queries;
 }
 // The step before step n that meets the same keys, for other heads; -1: none.
 Index step_of_same_keys(const Description& d, Index n);
