@@ -135,7 +135,7 @@ struct QueryMove {
 // One step of a rank: what must arrive, then what is attended.
 struct Step {
   std::optional<Move> move = {};  // none: the step reads the rank's own K/V in place..
-  bool again = false;             // ..or the keys of the last step with a move once more
+  bool again = false;             // ..or the keys of the step before once more
   Index key_rows = 0;             // of the buffer
   // Rows of the query buffer: all, or with query moves the own, or some of other ranks'.
   Range queries = {};

@@ -265,6 +265,7 @@ void swap_heads(Schedule& s, Index ulysses, Index head_groups) {
 
 void move_queries(Schedule& s, Index query_ranks) {
   s.query_ranks = query_ranks;
+  if (s.q_rows == 0) return;  // nothing moves
   const Groups groups(s);
   const Range own{0, s.q_rows};
   for (Index part = 1; part < query_ranks; ++part) {

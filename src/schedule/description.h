@@ -21,7 +21,7 @@ struct StepDescription {
   // before, if that is a shift too, otherwise from the owners. None: the own keys, which need not move.
   std::optional<Move::Kind> move = {};
   Range distances = {0, 1};  // groups whose keys are met: so far before the own group, around all groups
-  bool again = false;        // of no move: keys that the last step with a move brought, and not the own
+  bool again = false;        // of no move: the keys of the step before, which were brought
   Range queries = {0, 1};    // in a mesh: 0 the own, n those of the rank n places before in the group
   // Distances count nodes, all groups of which are met. A send does not meet the own group.
   bool by_node = false;
