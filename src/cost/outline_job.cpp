@@ -148,7 +148,7 @@ class JobOutline : private OutlineBuilder {
         const Index rank = group * spacing_ + place;
         const double pairs = add_mesh_work(rank, places_[0], by_step);
         for (Index i = 0, same = rank; i < o_.repeat && same < ranks(); ++i, same += spacing_) {
-          add_rows(same, places_[0], true);
+          add_rows(same, places_[0], job_.layouts.q.rows() > 0);
           o_.pairs[at(same)] = static_cast<Index>(pairs);
         }
       }

@@ -87,6 +87,7 @@ Definition mesh() {
           .options = {"query_ranks", "ranks_per_step"},
           .describe = describe,
           .candidates = candidates,
+          .by_lengths = "whose steps attend other ranks' queries",
           .tie_order = 5};
 }
 

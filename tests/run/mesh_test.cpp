@@ -56,7 +56,8 @@ TEST(Mesh, EqualsTheReferenceAndTraffic) {
   }
 }
 
-// States are merged and gradients added in a fixed order; in bf16 each result is rounded once.
+// States are merged and gradients added in a fixed order; in bf16 each result is rounded once, so that it is as exact as
+// that of one rank.
 TEST(Mesh, HasTheSameBitsOnEveryRun) {
   const Problem problem(Stream::from_lengths(std::vector<Index>{300, 77, 410}).padded_to(16), {.causal = true});
   for (const DType dtype : {DType::f32, DType::bf16}) {
@@ -64,6 +65,7 @@ TEST(Mesh, HasTheSameBitsOnEveryRun) {
     p.dtype = dtype;
     RanksInput in(p);
     const Exact want(p, in);
+    const RanksResult alone = run_on_ranks(p, in, make_layouts(LayoutKind::zigzag, problem, 1), {});
     for (const Index side : {2, 4}) {
       const ScheduleOptions options{.kind = ScheduleKind::mesh, .ranks_per_step = 1, .query_ranks = side};
       const auto run = [&](bool checked) {
@@ -71,7 +73,7 @@ TEST(Mesh, HasTheSameBitsOnEveryRun) {
                             {.deterministic = true, .checked = checked});
       };
       const RanksResult first = run(false);
-      EXPECT_LT(worst_error(first, want, true), dtype == DType::f32 ? 2e-6 : 3e-3);
+      EXPECT_LT(worst_error(first, want, true), 1.05 * worst_error(alone, want, true) + 1e-6);
       for (int i = 0; i < (kSanitized ? 1 : 5); ++i) EXPECT_TRUE(same_bytes(run(i == 1), first)) << side;
     }
   }
