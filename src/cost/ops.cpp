@@ -178,7 +178,7 @@ void write_steps(Writer& w, const Outline& o, const HeadGroupOutline& group, Pas
 }  // namespace
 
 std::size_t slots_of(const std::vector<Op>& ops) {
-  std::size_t slots = 0;
+  std::size_t slots = 1;  // ops that are no calls have slot 0
   for (const Op& op : ops)
     if (op.kind == Op::Kind::post) slots = std::max(slots, op.call + 1);
   return slots;
