@@ -84,7 +84,8 @@ double Costs::end_rows(const Frame& f, Index heads_q, Index heads_k, bool partia
 
 double Costs::merge_rows(const Frame& f) const {
   if (pass_ == Pass::backward) return 0;  // added as it arrives
-  return pass_over(3 * real(f.q_rows * f.heads_q * (shape_.dim_v * sum_size() + state_size())));  // two read, one written
+  return pass_over(3 *
+                   real(f.q_rows * f.heads_q * (shape_.dim_v * sum_size() + state_size())));  // two read, one written
 }
 
 double Costs::last_rows(const Frame& f) const {

@@ -67,7 +67,8 @@ class Costs {
   schedule::QueryBytes query_bytes() const { return schedule::query_bytes(shape_, pass_); }  // of a query row and head
   double gradient_bytes() const { return static_cast<double>(dims() * sum_size()); }
 
-  // `first`: the rank's first step that computes, of those about these queries; `partial`: it has several of the same heads.
+  // `first`: the rank's first step that computes, of those about these queries; `partial`: it has several of the same
+  // heads.
   Work work(Index rank, const Frame& frame, const StepFrame& step, const TileWork& tiles, bool partial,
             bool first) const;
   // Passes over rows before the steps of a head group and after them, and at the end of all. `shares`: its keys are

@@ -237,8 +237,8 @@ class Estimate : private OutlineBuilder {
     const double heads = static_cast<double>(p.of(0).q) / group;
     for (Index m = 0; m < steps(); ++m)
       for (Index d = step(m).distances.begin; d < step(m).distances.end; ++d)
-        by_step[at(m)] += times(of_group[at(d)], heads * static_cast<double>(step(m).queries.size()) /
-                                                     static_cast<double>(spacing_));
+        by_step[at(m)] +=
+            times(of_group[at(d)], heads * static_cast<double>(step(m).queries.size()) / static_cast<double>(spacing_));
     add_mesh_work(n, p, by_step);
     add_rows(n, p, true);
   }

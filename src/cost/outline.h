@@ -98,8 +98,8 @@ struct Outline {
   std::vector<HeadGroupOutline> head_groups;
   std::vector<QueryMoveOutline> query_moves;
   std::vector<float> merge_rows;  // [ranks] seconds of what comes home with a query move
-  std::vector<float> last_rows;  // [ranks] seconds at the end
-  std::vector<Index> pairs;      // [ranks] times query heads
+  std::vector<float> last_rows;   // [ranks] seconds at the end
+  std::vector<Index> pairs;       // [ranks] times query heads
   RankMemory memory = {};
 
   const Pattern& pattern(int n) const { return patterns[at(n)]; }

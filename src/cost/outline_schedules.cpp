@@ -177,8 +177,8 @@ Outline outline_of(std::span<const Schedule> all, const TensorShape& shape, cons
         there.push_back({s.rank, p.peer, static_cast<double>(rows * row.there)});
         back.push_back({p.peer, s.rank, static_cast<double>(rows * row.back)});
       }
-    o.query_moves.push_back({add(make.listed(std::move(there), false, false)),
-                             add(make.listed(std::move(back), backward, false))});
+    o.query_moves.push_back(
+        {add(make.listed(std::move(there), false, false)), add(make.listed(std::move(back), backward, false))});
   }
 
   add_work(o, all, costs);

@@ -101,8 +101,8 @@ void Executor::Data::attend_steps_backward(const Kernel& kernel, const run::Step
   whole.dsink = {};  // made of finished rows, once, not of steps
   std::optional<run::BackwardQueries> queries;
   if (!schedule.query_moves.empty()) queries.emplace(schedule, *communicator, workspace, args);
-  const bool summed = !queries && !computed.once() && args.device_plans.empty() && kernel.takes_steps_backward != nullptr &&
-                      kernel.takes_steps_backward(whole);
+  const bool summed = !queries && !computed.once() && args.device_plans.empty() &&
+                      kernel.takes_steps_backward != nullptr && kernel.takes_steps_backward(whole);
   const std::vector<Range> rows = summed ? run::rows_of_steps(steps).rows : std::vector<Range>{};
   QuerySteps query_steps{.rows = rows};
   QueryGradient dq(computed, summed || queries, workspace, args.place, args.dq, sum_type(args.q.dtype));
@@ -115,7 +115,8 @@ void Executor::Data::attend_steps_backward(const Kernel& kernel, const run::Step
       if (queries) queries->after_keys(n);
       return arrived;
     });
-    const run::StepGradients gradients = log(StepEvent::Kind::give_back, n, [&] { return home.begin(n, !computed(n)); });
+    const run::StepGradients gradients =
+        log(StepEvent::Kind::give_back, n, [&] { return home.begin(n, !computed(n)); });
     if (computed(n)) {
       const Range heads_q = steps.heads_q(n);
       const auto mine = [&](const ConstTensorView& view) { return run::some_heads(view, heads_q); };

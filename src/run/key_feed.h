@@ -55,15 +55,16 @@ class KeyFeed {
   }
 
   // Starts the move of step n unless that was done. The buffer is free: the steps of the last move but one have been
-  // computed, and the rows that they sent on arrived with the last one. `relayed`: a second hop too, for which this waits for the first.
+  // computed, and the rows that they sent on arrived with the last one. `relayed`: a second hop too, for which this
+  // waits for the first.
   void start(Index n, bool relayed) {
     if (n < next_ || !moves(n)) return;
     const Range heads = steps_.heads_k(n);
     const Move& move = *steps_[n].move;
     if (move.relay && !relayed) return;
     next_ = n + 1;
-    buffers_[odd(n)] = take_kv(workspace_, by_turn(Slot::keys_0, steps_.turn(n)),
-                               shape_like(own_, steps_[n].key_rows, heads.size()));
+    buffers_[odd(n)] =
+        take_kv(workspace_, by_turn(Slot::keys_0, steps_.turn(n)), shape_like(own_, steps_[n].key_rows, heads.size()));
     const ConstKv from = move.kind == Move::Kind::shift ? kv_of(n - 1) : heads_of(own_, heads);
     std::vector<Message> sends = messages(move.sends, from);
     if (move.relay) {

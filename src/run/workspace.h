@@ -13,9 +13,9 @@
 namespace weft::run {
 
 enum class Slot {
-  keys_0,             // K and V of steps, by turns
+  keys_0,  // K and V of steps, by turns
   keys_1,
-  key_gradients_0,    // dK and dV of steps, by turns
+  key_gradients_0,  // dK and dV of steps, by turns
   key_gradients_1,
   own_key_gradients,  // sums of the rank's own dK and dV
   relay_0,            // K and V that a move in two hops brings into the node, by turns

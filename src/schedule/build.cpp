@@ -87,7 +87,11 @@ namespace {
 
 class Builder {
  public:
-  Builder(Schedule& s, const Description& d) : s_(s), d_(d), groups_(s), queries_(d.query_ranks > 1 ? s.layouts.q.runs(s.rank) : groups_.queries(groups_.mine())) {}
+  Builder(Schedule& s, const Description& d)
+      : s_(s),
+        d_(d),
+        groups_(s),
+        queries_(d.query_ranks > 1 ? s.layouts.q.runs(s.rank) : groups_.queries(groups_.mine())) {}
 
   void add_steps() {
     for (Index n = 0; n < static_cast<Index>(d_.steps.size()); ++n) {

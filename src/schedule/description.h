@@ -50,9 +50,9 @@ struct Definition {
   // What is worth a try for `auto`; `levels` are the ranks that each level of the machine's links joins.
   std::vector<ScheduleOptions> (*candidates)(const Shape& shape, std::span<const Index> levels) = nullptr;
   std::string_view by_lengths = {};  // why its steps are planned where lengths are known; empty: they need not be
-  bool outer = false;     // may bring the keys of the other groups of a hybrid
-  bool composed = false;  // takes the options of ScheduleOptions::outer too
-  int tie_order = 100;    // of schedules that are predicted to take the same, `auto` takes the one with the lowest
+  bool outer = false;                // may bring the keys of the other groups of a hybrid
+  bool composed = false;             // takes the options of ScheduleOptions::outer too
+  int tie_order = 100;  // of schedules that are predicted to take the same, `auto` takes the one with the lowest
 };
 
 std::span<const Definition> registry();

@@ -25,16 +25,17 @@ constexpr ScheduleOption kOptions[] = {
      .help = "rows of other ranks come in so many steps, each while the one before is attended",
      .whole = &ScheduleOptions::stages},
     {.name = "ranks_per_step",
-     .help =
-         "a step brings the keys of so many ranks (hybrid, mesh: groups), with node those of one node; more are fewer steps "
-         "and larger buffers",
+     .help = "a step brings the keys of so many ranks (hybrid, mesh: groups), with node those of one node; more are "
+             "fewer steps "
+             "and larger buffers",
      .whole = &ScheduleOptions::ranks_per_step},
     {.name = "node",
      .help = "so many consecutive ranks share fast links: a row enters such a node once and is passed on inside it",
      .whole = &ScheduleOptions::node},
     {.name = "query_ranks",
-     .help = "so many consecutive ranks attend each other's queries, each against its share of the keys; 0: the side of "
-             "the mesh with the fewest bytes",
+     .help =
+         "so many consecutive ranks attend each other's queries, each against its share of the keys; 0: the side of "
+         "the mesh with the fewest bytes",
      .whole = &ScheduleOptions::query_ranks,
      .least = 0}};
 
