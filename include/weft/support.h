@@ -20,7 +20,8 @@ struct Use {
   DType dtype = DType::f32;
   bool bias = false;
   double dropout = 0;
-  bool device_plan = false;  // slices in device memory
+  bool device_plan = false;     // slices in device memory
+  bool device_lengths = false;  // cu_seqlens in device memory, as in CUDA graphs (capacity_schedule)
 };
 
 // Why something is not supported, and the way out.

@@ -24,7 +24,8 @@ Frame frame_of(const Schedule& s) {
           .heads_k = s.heads_k,
           .step_heads_q = s.step_heads_q(),
           .step_heads_k = s.step_heads_k(),
-          .swaps = s.swap.has_value()};
+          .swaps = s.swap.has_value(),
+          .query_ranks = s.q_rows > 0 ? s.query_ranks : 1};
   f.group_heads_q = f.step_heads_q;
   f.group_heads_k = f.step_heads_k;
   if (!s.swap || s.swap->head_groups.size() < 2) return f;
@@ -51,8 +52,9 @@ Work Costs::work(Index rank, const Frame& frame, const StepFrame& step, const Ti
     const Index bytes = kThereAndBack * (shape_.dim_v * sum_size() + state_size());
     if (partial) seconds += tiles.rows * real(bytes) * per_byte;
   } else {
-    seconds += real(step.key_rows * step.heads_k) * gradient_bytes() * per_byte;  // all of dK, dV is written
-    const double dq = real(frame.step_q_rows() * step.heads_q * shape_.dim_qk * sum_size());
+    // All of dK, dV is written, or read and written.
+    seconds += real(step.key_rows * step.heads_k) * gradient_bytes() * per_byte * (step.adds_keys ? 2 : 1);
+    const double dq = real(frame.step_q_rows() * step.queries.size() * step.heads_q * shape_.dim_qk * sum_size());
     if (partial) seconds += dq * per_byte;
     if (partial && !first) rows = pass_over(3 * dq);  // two are read, one is written
   }
@@ -70,7 +72,7 @@ double Costs::end_rows(const Frame& f, Index heads_q, Index heads_k, bool partia
     if (!partial) return 0;
     const Index state = state_size();
     const Index lse = shape_.lse ? size_of(*shape_.lse) : 0;
-    return pass_over(real(rows * state)) +
+    return pass_over(real(rows * f.query_ranks * state)) +
            pass_over(real(rows * (shape_.dim_v * (sum_size() + size(shape_.out)) + state + lse)));
   }
   double seconds = 0;
@@ -78,6 +80,12 @@ double Costs::end_rows(const Frame& f, Index heads_q, Index heads_k, bool partia
     seconds += pass_over(real(rows * shape_.dim_qk * (sum_size() + size(shape_.dq))));
   if (shares) seconds += pass_over(3 * real(f.k_rows * f.ulysses * heads_k) * gradient_bytes());
   return seconds;
+}
+
+double Costs::merge_rows(const Frame& f) const {
+  if (pass_ == Pass::backward) return 0;  // added as it arrives
+  return pass_over(3 *
+                   real(f.q_rows * f.heads_q * (shape_.dim_v * sum_size() + state_size())));  // two read, one written
 }
 
 double Costs::last_rows(const Frame& f) const {
@@ -101,6 +109,25 @@ schedule::SwapBytes Costs::swap_out() const {
   return {shape_.dim_v * size(shape_.out) + (shape_.lse ? size_of(*shape_.lse) : 0), 0};
 }
 
+// Of a mesh: queries of other ranks, and results of all, as in run/query_moves.cpp.
+Index Costs::query_memory(const Frame& f, std::span<const StepFrame> steps) const {
+  const Index part = f.q_rows * f.heads_q, others = (f.query_ranks - 1) * part;
+  const Index dqk = shape_.dim_qk, dv = shape_.dim_v;
+  if (pass_ == Pass::forward) {
+    const Index result = dv * sum_size() + state_size();
+    return others * dqk * size({}) + (part + others) * result + others * result + 3 * kLine;
+  }
+  const Index lse = shape_.lse ? size_of(*shape_.lse) : 0;
+  Index bytes = others * (dqk * size({}) + dv * (size(shape_.dout) + size(shape_.out)) + lse) + 4 * kLine;
+  bytes += others * dqk * sum_size() + kLine;
+  if (size(shape_.dq) != sum_size()) bytes += part * dqk * sum_size() + kLine;
+  WrittenParts written;
+  Index most = 0;  // parts that a step adds to
+  for (const StepFrame& s : steps)
+    if (s.computed && written.adds(s.queries)) most = max_of(most, s.queries.size());
+  return bytes + (most > 0 ? most * part * dqk * sum_size() + kLine : 0);
+}
+
 RankMemory Costs::memory(const Frame& f, std::span<const StepFrame> steps, bool partial) const {
   const bool backward = pass_ == Pass::backward;
   const Index dqk = shape_.dim_qk, dv = shape_.dim_v, lse = shape_.lse ? size_of(*shape_.lse) : 0;
@@ -112,7 +139,7 @@ RankMemory Costs::memory(const Frame& f, std::span<const StepFrame> steps, bool 
 
   Index keys[2] = {0, 0}, gradients[2] = {0, 0}, relays[2] = {0, 0}, relay_gradients[2] = {0, 0};
   for (const StepFrame& s : steps) {
-    const std::size_t odd = at(s.number % 2);
+    const std::size_t odd = at(s.turn % 2);
     const auto grow = [&](Index& slot, Index key_rows, DType dtype) {
       slot = max_of(slot, kv_size(key_rows, s.heads_k, dqk, dv, dtype));
     };
@@ -130,10 +157,12 @@ RankMemory Costs::memory(const Frame& f, std::span<const StepFrame> steps, bool 
     const Index own_sums = kv_size(f.k_rows, f.heads_k, own ? dqk : 0, own ? dv : 0, sums());
     const bool shares = steps.size() == 1 && steps.front().moves && !f.swaps;  // they lie where the keys lay
     m.workspace += shares ? max_of(0, own_sums - keys[0]) : own_sums;
-    if (partial) m.workspace += step_rows * dqk * sum_size() * (size(shape_.dq) == sum_size() ? 1 : 2);
-  } else if (partial) {
+    if (partial && f.query_ranks == 1)
+      m.workspace += step_rows * dqk * sum_size() * (size(shape_.dq) == sum_size() ? 1 : 2);
+  } else if (partial && f.query_ranks == 1) {
     m.workspace += step_rows * (dv * sum_size() + state_size());
   }
+  if (f.query_ranks > 1) m.workspace += query_memory(f, steps);
   if (backward ? shape_.dsink : shape_.max_logit)
     m.workspace += (1 + f.ranks) * f.heads_q * static_cast<Index>(sizeof(double));
   if (f.swaps) {

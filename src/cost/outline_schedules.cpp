@@ -25,8 +25,9 @@ void check(std::span<const Schedule> all) {
 
 std::span<const Slice> slices(const Schedule& s, const Step& step) { return s.plans[at(step.plan)].slices; }
 
-// Several computed steps of the same heads.
+// Several computed steps of the same heads, or results of other ranks.
 bool partial(const Schedule& s) {
+  if (!s.query_moves.empty()) return true;
   std::vector<Range> seen;
   for (const Step& step : s.steps) {
     if (slices(s, step).empty() || step.heads_q.size() == 0) continue;
@@ -43,13 +44,25 @@ bool is_shift(const Schedule& s, std::size_t n) {
 
 Index head_groups(const Schedule& s) { return s.swap ? static_cast<Index>(s.swap->head_groups.size()) : 1; }
 
+// Of the query buffer.
+Range parts_of(const Schedule& s, const Step& step) {
+  if (s.query_moves.empty() || s.q_rows == 0) return {0, 1};
+  return {step.queries.begin / s.q_rows, step.queries.end / s.q_rows};
+}
+
 std::vector<StepFrame> frames(const Schedule& s) {
   std::vector<StepFrame> all;
   const Index each = static_cast<Index>(s.steps.size()) / head_groups(s);
+  Index moves = 0;
   for (const Step& step : s.steps) {
     const Index number = static_cast<Index>(all.size()) % each;
-    all.push_back({step.key_rows, step.heads_q.size(), step.heads_k.size(), step.move.has_value(), number});
+    if (number == 0) moves = 0;
+    all.push_back({step.key_rows, step.heads_q.size(), step.heads_k.size(), step.move.has_value(), moves});
     if (step.move && step.move->relay) all.back().relay_rows = step.move->relay->rows;
+    moves += step.move ? 1 : 0;
+    all.back().queries = parts_of(s, step);
+    all.back().adds_keys = step.again || (!step.move && number > 0);
+    all.back().computed = !slices(s, step).empty() && step.heads_q.size() > 0;
   }
   return all;
 }
@@ -68,6 +81,7 @@ void add_rows(Outline& o, const Schedule& s, const Frame& frame, const Costs& co
     group.begin_rows[at(s.rank)] = static_cast<float>(costs.begin_rows(frame, k, moves));
     group.end_rows[at(s.rank)] = static_cast<float>(costs.end_rows(frame, q, k, several && q > 0, shares));
   }
+  o.merge_rows[at(s.rank)] = static_cast<float>(costs.merge_rows(frame));
   o.last_rows[at(s.rank)] = static_cast<float>(costs.last_rows(frame));
 }
 
@@ -77,16 +91,15 @@ void add_work(Outline& o, std::span<const Schedule> all, const Costs& costs) {
     const Frame frame = frame_of(s);
     const std::vector<StepFrame> shapes = frames(s);
     const bool several = partial(s);
-    bool first_step = true;  // of its heads
+    WrittenParts written;
     double pairs = 0;
     for (std::size_t n = 0; n < s.steps.size(); ++n) {
       const Step& step = s.steps[n];
-      if (n > 0 && step.head_group != s.steps[n - 1].head_group) first_step = true;
+      if (n > 0 && step.head_group != s.steps[n - 1].head_group) written = {};
       if (slices(s, step).empty() || step.heads_q.size() == 0) continue;
       const TileWork work = tile_work(slices(s, step), step.heads_q.size(), step.heads_k.size(), costs.rate());
-      o.steps[n].work.push_back(costs.work(s.rank, frame, shapes[n], work, several, first_step));
+      o.steps[n].work.push_back(costs.work(s.rank, frame, shapes[n], work, several, !written.adds(shapes[n].queries)));
       pairs += work.pairs;
-      first_step = false;
     }
     o.pairs[at(s.rank)] = static_cast<Index>(pairs);
     add_rows(o, s, frame, costs, several);
@@ -149,6 +162,23 @@ Outline outline_of(std::span<const Schedule> all, const TensorShape& shape, cons
     if (relays) to.leave = add(make.listed(std::move(leave), true, uneven));
     if (!shifts || is_shift(first, n - 1)) to.gradients = add(make.listed(std::move(back), true, uneven));
     if (!first.steps[n].move->home.empty()) to.home = add(make.listed(std::move(home), true, false));
+  }
+
+  for (std::size_t n = 0; n < first.steps.size(); ++n) {
+    o.steps[n].again = first.steps[n].again;
+    o.steps[n].queries = parts_of(first, first.steps[n]);
+  }
+  const schedule::QueryBytes row = costs.query_bytes();
+  for (std::size_t m = 0; m < first.query_moves.size(); ++m) {
+    std::vector<Patterns::Sent> there, back;
+    for (const Schedule& s : all)
+      for (const PeerRows& p : s.query_moves[m].sends) {
+        const Index rows = schedule::rows_in(p.rows) * s.heads_q;
+        there.push_back({s.rank, p.peer, static_cast<double>(rows * row.there)});
+        back.push_back({p.peer, s.rank, static_cast<double>(rows * row.back)});
+      }
+    o.query_moves.push_back(
+        {add(make.listed(std::move(there), false, false)), add(make.listed(std::move(back), backward, false))});
   }
 
   add_work(o, all, costs);

@@ -19,10 +19,17 @@ Schedule unscheduled(const Problem& problem, const Layouts& layouts, Index rank,
 void require_layouts(const ScheduleOptions& options, const Layouts& layouts);
 // Groups of so many ranks swap heads for sequence, in so many head groups.
 void swap_heads(Schedule& s, Index ulysses, Index head_groups);
+// So many neighbouring ranks attend each other's queries.
+void move_queries(Schedule& s, Index query_ranks);
 // Bytes of a row and head: what is swapped as queries and as keys.
 struct SwapBytes {
   Index q = 0, k = 0;
 };
+// Bytes of a query row and head that move to another rank, and of what comes back.
+struct QueryBytes {
+  Index there = 0, back = 0;
+};
+QueryBytes query_bytes(const TensorShape& shape, Pass pass);
 // Bytes that each member of a group of ranks gets from every other one as a head group is swapped in, or sends to it as
 // it goes `home`.
 std::vector<Index> swapped_bytes(const Schedule& s, Index head_group, SwapBytes bytes, bool home);

@@ -58,6 +58,15 @@ class Counter {
     }
   }
 
+  // Queries there, what comes of them back.
+  void queries(Pass pass) {
+    const schedule::QueryBytes row = schedule::query_bytes(shape_, pass);
+    for (const QueryMove& m : s_.query_moves) {
+      move(m.sends, m.receives, row.there * s_.heads_q);
+      move(m.receives, m.sends, row.back * s_.heads_q);
+    }
+  }
+
   Traffic total;
 
  private:
@@ -71,6 +80,15 @@ class Counter {
 
 }  // namespace
 
+schedule::QueryBytes schedule::query_bytes(const TensorShape& shape, Pass pass) {
+  const auto size = [&](std::optional<DType> dtype) { return size_of(dtype.value_or(shape.dtype)); };
+  const DType sums = sum_type(shape.dtype);
+  const Index q = shape.dim_qk * size({}), state = 2 * size_of(sums);  // max and sum
+  if (pass == Pass::forward) return {q, shape.dim_v * size_of(sums) + state};
+  const Index lse = shape.lse ? size_of(*shape.lse) : 0;
+  return {q + shape.dim_v * (size(shape.dout) + size(shape.out)) + lse, shape.dim_qk * size_of(sums)};
+}
+
 Traffic traffic(const Schedule& s, const TensorShape& shape, Pass pass, Index node) {
   schedule::check_shape(s.layouts, s.heads_q, s.heads_k, shape);
   if (node < 0 || (node > 0 && s.ranks % node != 0))
@@ -80,6 +98,7 @@ Traffic traffic(const Schedule& s, const TensorShape& shape, Pass pass, Index no
   const Index dims = shape.dim_qk + shape.dim_v;
   bool shifted = false;  // gradients of what came in the step before travel on
   for (Index n = 0; s.swap && n < static_cast<Index>(s.swap->head_groups.size()); ++n) count.swaps(pass, n);
+  count.queries(pass);
   for (const Step& step : s.steps) {
     if (!step.move) {
       shifted = false;

@@ -23,7 +23,7 @@ def lines(weft, *flags):
 
 def test_every_schedule_and_auto(weft, tmp_path):
     found, text = lines(weft, "--schedule", "all,auto")
-    assert [x["schedule"].split(" ")[0] for x in found[:5]] == ["all_gather", "ring", "all_to_all", "hybrid", "exact"]
+    assert [x["schedule"].split(" ")[0] for x in found[:6]] == ["all_gather", "ring", "all_to_all", "hybrid", "exact", "mesh"]
     for x in found:
         for t in (x["forward"], x["backward"]):
             assert t["seconds"] >= t["ideal"] > 0 and 0 <= t["overlap"] <= 1 and t["imbalance"] >= 1

@@ -60,6 +60,7 @@ std::vector<ScheduleOptions> schedules(check::Choices& c, const check::Case& p) 
     all.push_back(
         {.kind = ScheduleKind::hybrid, .head_groups = groups, .ulysses = ulysses, .outer = ScheduleKind::all_gather});
     const Index node = ulysses;  // any divisor of the ranks
+    all.push_back({.kind = ScheduleKind::mesh, .ranks_per_step = ranks_per_step, .query_ranks = node});
     if (node == 1) continue;
     all.push_back({.kind = ScheduleKind::all_gather, .head_groups = groups, .node = node});
     all.push_back({.kind = ScheduleKind::exact, .stages = c.pick(1, 5), .node = node});
