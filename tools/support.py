@@ -38,17 +38,17 @@ def quoted(names):
 def page(weft):
     table, reasons, lines = table_of(weft), [], []
 
-    def cell(refused, column):
+    def cell(refused):
         if refused is None:
             return "yes"
-        words = f"{refused['problem']}; {refused['remedy']}".replace(f"schedule {column}", "any schedule")
+        words = f"{refused['problem']}; {refused['remedy']}"
         if words not in reasons:
             reasons.append(words)
         return f"no ({reasons.index(words) + 1})"
 
     everywhere, exceptions = {}, []
     for row in table["rows"]:
-        cells = [cell(row["refused"][column], column) for column in table["columns"]]
+        cells = [cell(row["refused"][column]) for column in table["columns"]]
         if set(cells) == {"yes"}:
             everywhere.setdefault(row["group"], []).append(row["name"])
         else:
@@ -60,7 +60,7 @@ def page(weft):
     lines += ["", "## Schedules", "", "| schedule | also called | |", "|---|---|---|"]
     lines += [f"| `{s['name']}` | {quoted(s['other_names'])} | {s['help']} |" for s in table["schedules"]]
     lines += ["", "## Options of schedules", "", "| option | of | values | default | |", "|---|---|---|---|---|"]
-    lines += [f"| `{o['name']}` | {quoted(o['schedules'])} | {quoted(o['values']) or f"from {o['least']} on"} | "
+    lines += [f"| `{o['name']}` | {quoted(o['schedules'])} | {quoted(o['values']) or 'from %d on' % o['least']} | "
               f"`{o['default']}` | {o['help']} |"
               for o in table["options"]]
     lines += ["", "Flags of the command are these names with dashes (`--head-groups`).", "", "## Why not", "",
