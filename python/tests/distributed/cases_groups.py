@@ -270,6 +270,31 @@ def a_stream_that_does_not_come_past_its_messages():
 
 
 @case
+def a_call_of_nccl_that_does_not_return():
+    """The watch ends it, and it raises; no event is asked meanwhile."""
+    from weft.torch import transport as module
+
+    group = _Group(dist.new_group([0, 1, 2, 3]))
+    transport = module.Transport(group, 0.2)
+    streams, module._in_stream = module._in_stream, lambda device, stream: contextlib.nullcontext()
+    event = _Event(False)
+    transport.watch.last = time.monotonic() - 1, event, 0, [0]
+    try:
+        for fails in (False, True):
+            says = refused("waited 0.2 seconds in a call of NCCL on GPU 0 for rank", "cannot be used any more")
+            with says, transport._launch(0, 0, [(dist.get_rank() + 1) % RANKS]):
+                if not transport.broken:
+                    assert transport.watch._next_look() > 0 and group.aborted == 0
+                    time.sleep(0.25)
+                    assert transport.watch._next_look() == 0 and group.aborted == 1
+                if fails:
+                    raise RuntimeError("NCCL communicator was aborted")
+            assert transport.launching is None and event.asked == 0
+    finally:
+        module._in_stream = streams
+
+
+@case
 def ranks_answer_those_that_wait():
     """A rank whose time limit is over, or that NCCL tells of an error, learns what others are at: one waits, one makes no calls,
     one is not there."""

@@ -1,5 +1,6 @@
 """One rank of four fails in one of many ways; a line of JSON a way says how the others ended (test_failing.py)."""
 
+import faulthandler
 import json
 import os
 import random
@@ -120,6 +121,7 @@ def at_random(seed, backend):
     device = "cuda" if "nccl" in backend else "cpu"
 
     def rank(me):
+        faulthandler.dump_traceback_later(30, exit=False)  # where a rank hangs
         attend("ring", device=device)  # connections are made
         choose = random.Random(seed)
         if me == lost and AT_RANDOM[name] is not None:

@@ -9,7 +9,7 @@ import queue
 import re
 import threading
 import time
-from typing import Any, Callable, ContextManager, List, Optional, Sequence, Set, Tuple, TypeVar
+from typing import Any, Callable, ContextManager, Iterator, List, Optional, Sequence, Set, Tuple, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -193,6 +193,8 @@ class Transport:
         self.gone = False  # the group has been destroyed
         self.met: Set[int] = set()  # GPUs on which NCCL has been initialized
         self.waiting: List[int] = []  # for these ranks, on the CPU
+        # Since when NCCL is being given messages, of which GPU, with which ranks. It waits there for those that it has not met.
+        self.launching: Optional[Tuple[float, int, List[int]]] = None
         self.touched = time.monotonic()  # when a call began or ended
         self.watch = Watch(self)
         self.calls: Callable[[], str] = str  # the last calls, a line each
@@ -242,12 +244,10 @@ class Transport:
         sends, receives = ([(peer, torch.from_dlpack(data)) for peer, data in some] for some in (sends, receives))
         operations = [dist.P2POp(dist.irecv, x, group=self.group, group_peer=peer) for peer, x in receives]
         operations += [dist.P2POp(dist.isend, x, group=self.group, group_peer=peer) for peer, x in sends]
-        try:
-            with _in_stream(device, stream):
-                works = dist.batch_isend_irecv(operations)
-        except RuntimeError as e:
-            raise self.lost_on_gpu(sorted({peer for peer, _ in (*sends, *receives)}), device, e) from None
-        return _GpuHandle(self, works, (sends, receives), (device, stream), sorted({peer for peer, _ in (*sends, *receives)}))
+        peers = sorted({peer for peer, _ in (*sends, *receives)})
+        with self._launch(device, stream, peers):
+            works = dist.batch_isend_irecv(operations)
+        return _GpuHandle(self, works, (sends, receives), (device, stream), peers)
 
     def collective_on_gpu(self, kind: str, sent: Any, sent_bytes: List[int], received: Any, received_bytes: List[int],
                           device: int, stream: int) -> _GpuHandle:
@@ -256,18 +256,30 @@ class Transport:
             raise self._again()
         self._count()
         mine, into = torch.from_dlpack(sent), torch.from_dlpack(received)
+        peers = [r for r in range(self.ranks) if r != self.rank]
+        with self._launch(device, stream, peers):
+            if kind == "all_gather":
+                work = dist.all_gather_into_tensor(into, mine, group=self.group, async_op=True)
+            elif kind == "reduce_scatter":
+                work = dist.reduce_scatter_tensor(into.view(torch.float32), mine.view(torch.float32), group=self.group,
+                                                  async_op=True)
+            else:
+                work = dist.all_to_all_single(into, mine, received_bytes, sent_bytes, group=self.group, async_op=True)
+        return _GpuHandle(self, [work], (mine, into), (device, stream), peers)
+
+    @contextlib.contextmanager
+    def _launch(self, device: int, stream: int, peers: List[int]) -> Iterator[None]:
+        """Around a call of NCCL, in that stream: the watch ends one that does not return."""
+        self.launching = time.monotonic(), device, peers
         try:
             with _in_stream(device, stream):
-                if kind == "all_gather":
-                    work = dist.all_gather_into_tensor(into, mine, group=self.group, async_op=True)
-                elif kind == "reduce_scatter":
-                    work = dist.reduce_scatter_tensor(into.view(torch.float32), mine.view(torch.float32), group=self.group,
-                                                      async_op=True)
-                else:
-                    work = dist.all_to_all_single(into, mine, received_bytes, sent_bytes, group=self.group, async_op=True)
+                yield
         except RuntimeError as e:
-            raise self.lost_on_gpu([r for r in range(self.ranks) if r != self.rank], device, e) from None
-        return _GpuHandle(self, [work], (mine, into), (device, stream), [r for r in range(self.ranks) if r != self.rank])
+            raise self.lost_on_gpu(peers, device, e) from None
+        finally:
+            self.launching = None
+        if self.broken:
+            raise self._again()
 
     def _count(self) -> None:
         """A call begins."""
@@ -325,6 +337,8 @@ class Transport:
 
     def lost_on_gpu(self, peers: List[int], device: int, reason: Any) -> Error:
         """The error after one of torch or NCCL, which does not say whose fault it is."""
+        if self.broken:  # the watch was sooner
+            return self._again()
         ranks = ", ".join(map(str, peers))
         if isinstance(reason, RuntimeError) and not isinstance(reason, getattr(dist, "DistError", RuntimeError)):
             return self.fail(f"could not exchange messages with ranks {ranks} on GPU {device} ({_words(reason)})")

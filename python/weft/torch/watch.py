@@ -30,6 +30,9 @@ atexit.register(_end_threads)
 class Watch:
     """Looks after the last messages of NCCL, and tells others what this rank is at when they ask (roll_call.py).
 
+    NCCL connects two ranks when they first have messages for each other: the call that hands these over does not return before
+    the other rank has made its own, so such a call is looked after too.
+
     A stream that has not come past its messages within the time limit never will, and nobody else would notice soon: the CPU
     has gone on, or waits for the stream, and torch gives up when its own, longer limit has passed. The event is asked only
     when the limit has passed, because a question may disturb the capture of a graph. The store is asked only after a while
@@ -70,16 +73,24 @@ class Watch:
         transport, last = self.transport(), self.last
         if transport is None or transport.broken:
             return 0.0
-        now = time.monotonic()
-        if last is not None and now - last[0] >= transport.time_limit:
+        now, launching = time.monotonic(), transport.launching
+        if launching is not None:
+            # No event is asked meanwhile: that could wait for the same lock of CUDA.
+            began, device, peers = launching
+            if now - began >= transport.time_limit:
+                transport.waited(f"in a call of NCCL on GPU {device} ", peers)
+                transport.abort()
+                return 0.0
+        elif last is not None and now - last[0] >= transport.time_limit:
             if not last[1].query():
                 transport.waited(f"on GPU {last[2]} ", last[3])
                 transport.abort()
                 return 0.0
             if self.last is last:
                 self.last = None
-        if last is not None and transport.has_nccl_error():
-            transport.lost_on_gpu(last[3], last[2], "NCCL tells of an error")
+        under_way = launching[1:] if launching is not None else last[2:] if last is not None else None
+        if under_way is not None and transport.has_nccl_error():
+            transport.lost_on_gpu(under_way[1], under_way[0], "NCCL tells of an error")
             return 0.0
         quiet = min(transport.time_limit / 2, 1.0 if transport.on_gpus else 5.0)
         if not self.answered and now - transport.touched >= quiet:
