@@ -60,9 +60,9 @@ def page(weft):
     lines += ["", "## Schedules", "", "| schedule | also called | |", "|---|---|---|"]
     lines += [f"| `{s['name']}` | {quoted(s['other_names'])} | {s['help']} |" for s in table["schedules"]]
     lines += ["", "## Options of schedules", "", "| option | of | values | default | |", "|---|---|---|---|---|"]
-    lines += [f"| `{o['name']}` | {quoted(o['schedules'])} | {quoted(o['values']) or 'from %d on' % o['least']} | "
-              f"`{o['default']}` | {o['help']} |"
-              for o in table["options"]]
+    for o in table["options"]:
+        values = quoted(o["values"]) or f"from {o['least']} on"
+        lines.append(f"| `{o['name']}` | {quoted(o['schedules'])} | {values} | `{o['default']}` | {o['help']} |")
     lines += ["", "Flags of the command are these names with dashes (`--head-groups`).", "", "## Why not", "",
               *(f"{i + 1}. {words}" for i, words in enumerate(reasons)), "", ""]
     return HEAD + "\n".join(lines) + TAIL
