@@ -21,6 +21,7 @@ struct Use {
   bool bias = false;
   double dropout = 0;
   bool device_plan = false;  // slices in device memory
+  bool source = false;       // rows of a source move in place of K and V
 };
 
 // Why something is not supported, and the way out.

@@ -45,6 +45,7 @@ struct Definition {
   Description (*describe)(const ScheduleOptions& options, const Shape& shape) = nullptr;
   // What is worth a try for `auto`; `levels` are the ranks that each level of the machine's links joins.
   std::vector<ScheduleOptions> (*candidates)(const Shape& shape, std::span<const Index> levels) = nullptr;
+  bool source = false;    // may bring rows of a source in place of K and V
   bool outer = false;     // may bring the keys of the other groups of a hybrid
   bool composed = false;  // takes the options of ScheduleOptions::outer too
   int tie_order = 100;    // of schedules that are predicted to take the same, `auto` takes the one with the lowest

@@ -39,6 +39,7 @@ Definition exact() {
           .options = {"stages", "node"},
           .describe = describe,
           .candidates = candidates,
+          .source = true,
           .tie_order = 0};
 }
 

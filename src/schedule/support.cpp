@@ -1,5 +1,6 @@
 #include "weft/support.h"
 
+#include "schedule/description.h"
 #include "text.h"
 #include "weft/layout.h"
 
@@ -33,6 +34,15 @@ std::optional<Refusal> refusal(const Use& use) {
   if (is_fp8(use.dtype))
     return Refusal{text("dtype ", name(use.dtype), " needs a scale for every block, which no kernel here keeps"),
                    "use bf16"};
+  if (use.source && !use.schedule)
+    return Refusal{"a source is given on one rank without a schedule, where nothing moves",
+                   "make K and V of it and give these, or a schedule of one rank"};
+  if (use.source && !schedule::definition(*use.schedule).source)
+    return Refusal{text("a source is given, and schedule ", name(*use.schedule), " moves more than rows of K and V"),
+                   "use all_gather, ring, all_to_all, hybrid or exact, or give K and V"};
+  if (use.source && use.device_plan)
+    return Refusal{"a source is given with device_plans, and which of its rows are seen is known to the GPU alone",
+                   "give lengths on the host, or K and V"};
   if (!use.schedule) return {};
   if (use.device_plan)
     return Refusal{"a device_plan is given, and the steps of a schedule are planned on the host",
@@ -74,6 +84,7 @@ std::vector<SupportRow> support_table() {
   for (const DType dtype : {DType::f32, DType::bf16, DType::f16, DType::f64, DType::f8_e4m3, DType::f8_e5m2})
     add(rows, "dtype", std::string(name(dtype)), {.dtype = dtype});
   add(rows, "feature", "device_plan, on a GPU", {.device_plan = true});
+  add(rows, "feature", "source in place of K and V", {.source = true});
   add(rows, "feature", "bias", {.bias = true});
   add(rows, "feature", "dropout", {.dropout = 0.1});
   return rows;
