@@ -175,6 +175,7 @@ class Run:
         self.core: Any = None  # OneRank or Executor; None: a new executor for each call
         self.schedule: Optional[_core.RankSchedule] = None
         self.placed = None  # the layout that rows have still to be checked against
+        self.source_rows: Dict[int, Any] = {}  # by step: which rows of a source are seen, and their positions (expand.py)
         whole, slices, layout_slices = unpack(packing)
         mask = _core.Mask(said["causal"], said["bottom_right"], tuple(said["window"]), said["chunk_size"], slices)
         problem = _core.Problem(whole, mask)
