@@ -51,9 +51,7 @@ class _Autocast(NamedTuple):
 
 def _autocast(x: Tensor) -> _Autocast:
     device = x.device.type
-    if device == "cuda":
-        return _Autocast(device, torch.is_autocast_enabled(), torch.get_autocast_gpu_dtype())
-    return _Autocast(device, torch.is_autocast_cpu_enabled(), torch.get_autocast_cpu_dtype())
+    return _Autocast(device, torch.is_autocast_enabled(device), torch.get_autocast_dtype(device))
 
 
 class _Function:
@@ -274,14 +272,9 @@ def one_rank() -> _core.Communicator:
     return _alone.comm
 
 
-def _attend(q: Tensor, source: Tensor, sink: Optional[Tensor], packing: Tensor, call: Call,
+def attend(q: Tensor, source: Tensor, sink: Optional[Tensor], packing: Tensor, call: Call,
             expand: Expand) -> Tuple[Tensor, ...]:
     _check(q, source, call)
     function = _Function(expand, source)
     shape, params = _probe(function, source, q.shape[-2])
     return _ExpandedAttention.apply(q, source.contiguous(), sink, packing, call, function, shape, *params)
-
-
-# Calls back into Python in its midst: torch.compile breaks the graph here.
-attend = torch.compiler.disable(_attend) if hasattr(torch, "compiler") else _attend
-__all__ = ["Expand", "attend", "one_rank"]

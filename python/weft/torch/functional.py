@@ -156,6 +156,32 @@ def _read(packing: Any, mask: Any, group: Any, sink: Any, max_logit: bool, one_r
     return _how(mask, "" if one_rank else group, options), packing, sink
 
 
+# Calls back into Python in its midst: torch.compile breaks the graph there.
+@torch.compiler.disable
+def _expanded(q: Tensor, source: Any, v: Any, packing: Any, mask: Any, group: Any, sink: Any, statistics: Tuple[bool, bool],
+              one_rank: bool, expand: expansion.Expand, given: Dict[str, Any]) -> Any:
+    """The call with a source in the place of k, after which come the packing and the mask."""
+    if source is None:
+        source = given.pop("source", None)
+    if v is not None:
+        if mask is not None:
+            raise error("expand= is given with k, v and a packing", "give a source in place of both: (q, source, packing, ...)")
+        packing, mask = (v, mask) if packing is None else (v, packing)
+    if not isinstance(source, Tensor):
+        raise error(f"the source is a {type(source).__name__}", "give this rank's rows of what moves: [rows, width]")
+    if offsets.given_on_gpu(packing, given):
+        raise error("expand= with lengths in the memory of a GPU, where which rows are seen is known",
+                    "give the lengths on the host")
+    if one_rank or not name_of(group):
+        # An executor of one rank, because it expands only rows that are seen.
+        group, given = expansion.one_rank(), {**given, "layout": "contiguous", "layout_mask": None}
+    return_lse, return_max_logit = statistics
+    how, whole, logits = _settled(packing, mask, group, sink, return_max_logit, False, given)
+    results = expansion.attend(q, source, logits, whole, call_of(how), expand)
+    found = [x for x, asked in zip(results, (True, return_lse, return_max_logit)) if asked]
+    return found[0] if len(found) == 1 else tuple(found)
+
+
 @overload
 def context_parallel_attention(
     q: Tensor, k: Tensor, v: Tensor, packing: Optional[AnyPacking] = ..., mask: Optional[Mask] = ..., *, group: Any = ...,
@@ -208,10 +234,10 @@ def context_parallel_attention(
 
     expand: context_parallel_attention(q, source, packing, ..., expand=fn) moves rows of one tensor, source [rows, width], and
     each rank makes K and V of them: fn(rows) -> (k [rows, hk, d], v [rows, hk, dv]), or fn(rows, positions) with each row's
-    position in its document, differentiable and row by row; fn may take heads= too, a slice of the K/V heads that are wanted. It is
-    called with other rows than this rank's own, several times, and again in the backward. Parameters and other leaves that it
-    uses get their gradients, each rank this rank's share, as all parameters do (docs/latent.md). Under torch.compile the graph
-    breaks there.
+    position in its document, differentiable and row by row; fn may take heads= too, a slice of the K/V heads that are wanted. It
+    is called with rows of other ranks, several times, and again in the backward. Parameters and other leaves that it uses get
+    their gradients: on each rank that rank's share, as of all parameters (docs/latent.md). Under torch.compile the graph breaks
+    there.
 
     Returns out, or a tuple of out and what was asked for: lse [rows, hq], max_logit [hq] over all ranks. Both carry no
     gradient.
@@ -255,27 +281,3 @@ def context_parallel_attention(
     if not statistics:
         return out
     return (out, *([lse.detach()] if return_lse else []), *([max_logit.detach()] if return_max_logit else []))
-
-
-def _expanded(q: Tensor, source: Any, v: Any, packing: Any, mask: Any, group: Any, sink: Any, statistics: Tuple[bool, bool],
-              one_rank: bool, expand: expansion.Expand, given: Dict[str, Any]) -> Any:
-    """The call with a source in the place of k, after which come the packing and the mask."""
-    if source is None:
-        source = given.pop("source", None)
-    if v is not None:
-        if mask is not None:
-            raise error("expand= is given with k, v and a packing", "give a source in place of both: (q, source, packing, ...)")
-        packing, mask = (v, mask) if packing is None else (v, packing)
-    if not isinstance(source, Tensor):
-        raise error(f"the source is a {type(source).__name__}", "give this rank's rows of what moves: [rows, width]")
-    if offsets.given_on_gpu(packing, given):
-        raise error("expand= with lengths in the memory of a GPU, where which rows are seen is known",
-                    "give the lengths on the host")
-    if one_rank or not name_of(group):
-        # An executor of one rank, because it expands only rows that are seen.
-        group, given = expansion.one_rank(), {**given, "layout": "contiguous", "layout_mask": None}
-    return_lse, return_max_logit = statistics
-    how, whole, logits = _settled(packing, mask, group, sink, return_max_logit, False, given)
-    out, lse, max_logit = expansion.attend(q, source, logits, whole, call_of(how), expand)
-    found = [x for x, asked in zip((out, lse, max_logit), (True, return_lse, return_max_logit)) if asked]
-    return found[0] if len(found) == 1 else tuple(found)
