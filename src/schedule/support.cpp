@@ -34,10 +34,7 @@ std::optional<Refusal> refusal(const Use& use) {
   if (is_fp8(use.dtype))
     return Refusal{text("dtype ", name(use.dtype), " needs a scale for every block, which no kernel here keeps"),
                    "use bf16"};
-  if (use.source && !use.schedule)
-    return Refusal{"a source is given on one rank without a schedule, where nothing moves",
-                   "make K and V of it and give these, or a schedule of one rank"};
-  if (use.source && !schedule::definition(*use.schedule).source)
+  if (use.source && use.schedule && !schedule::definition(*use.schedule).source)
     return Refusal{text("a source is given, and schedule ", name(*use.schedule), " moves more than rows of K and V"),
                    "use all_gather, ring, all_to_all, hybrid or exact, or give K and V"};
   if (use.source && use.device_plan)

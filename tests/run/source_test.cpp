@@ -344,7 +344,6 @@ TEST(Source, RefusesWhatDoesNotFit) {
     source.expand = {};
     weft::expect_refusal([&] { executor.forward(args.forward); }, {"no function expand"});
   });
-  EXPECT_TRUE(refusal({.source = true}));
   for (const ScheduleKind kind : {ScheduleKind::all_gather, ScheduleKind::ring, ScheduleKind::all_to_all,
                                   ScheduleKind::hybrid, ScheduleKind::exact})
     EXPECT_FALSE(refusal({.schedule = kind, .source = true}));
