@@ -26,8 +26,10 @@ import build as mutate
 Fault = collections.namedtuple("Fault", "what file text instead program tests")
 
 RETURN, FEED, SWAP = "src/run/gradient_return.cpp", "src/run/key_feed.h", "src/run/swap.cpp"
+QUERIES = "src/run/query_moves.cpp"
 FORWARD, BACKWARD, BUFFER = "src/run/forward.cpp", "src/run/backward.cpp", "src/prepare/kv_buffer.cpp"
 PLACES, TRANSPORT = "src/prepare/key_places.cpp", "python/weft/torch/transport.py"
+MESH = ("unit_run", "Mesh.*")
 STRICT, EXECUTOR = ("unit_run", "Strict.*"), ("unit_run", "Executor.EqualsTheReference:Executor.AnyHeadsOnAnyRanks")
 KV, CHECKED, SEALS = ("unit_prepare", "KvBuffer.*:KvDrop.*:KvTree.*"), ("unit_run", "Checked.*"), ("unit_comm", "CheckedMessages.*")
 ROWS = ("unit_rows", "*")
@@ -41,9 +43,9 @@ FAULTS = [Fault(*fault[:4], *fault[4]) for fault in [
     ("gradients that leave a node are added as they come", RETURN,
      "  if (alone(n)) home = at_once(std::move(home), false);", "  home = at_once(std::move(home), false);", STRICT),
     ("a step's gradients are written while those of two steps before are still sent", RETURN,
-     "  in_flight_[odd(n)].wait();  // of step n - 2: its buffer is used again", "", STRICT),
+     "  if (source >= 0) in_flight_[odd(n)].wait();  // of the last move but one: its buffer is used again", "", STRICT),
     ("sums of a node are written while those of two steps before still leave", RETURN,
-     "    leaving_[odd(n)].wait();  // of step n - 2: its buffer is used again", "", STRICT),
+     "    leaving_[odd(n)].wait();  // of the last move but one: its buffer is used again", "", STRICT),
     ("what comes home from the ring is added while the step before still is", RETURN,
      "    in_flight_[odd(n - 1)].wait();  // in order, so that sums are deterministic", "", STRICT),
     ("sums that travel around the ring replace those of the step", RETURN,
@@ -64,10 +66,10 @@ FAULTS = [Fault(*fault[:4], *fault[4]) for fault in [
     ("dsink is made with the LSE of the first head", "src/kernel/sink_gradient.cpp", "load_one(rows.lse, row, head)",
      "load_one(rows.lse, row, 0)", EXECUTOR),
     # Keys on their way to the steps.
-    ("keys are read before they have come", FEED, "    arrivals_[odd(n)].wait();\n", "", STRICT),
+    ("keys are read before they have come", FEED, "    if (steps_.source(n) >= 0) arrivals_[odd(n)].wait();\n", "", STRICT),
     ("rows are passed on inside a node before they have entered it", FEED, "      entered_[odd(n)].wait();\n", "", STRICT),
-    ("keys arrive where the step before still reads", FEED, "n % 2 == 0 ? Slot::keys_0 : Slot::keys_1", "Slot::keys_0", STRICT),
-    ("rows enter a node where others are still passed on from", FEED, "n % 2 == 0 ? Slot::relay_0 : Slot::relay_1",
+    ("keys arrive where the step before still reads", FEED, "by_turn(Slot::keys_0, steps_.turn(n))", "Slot::keys_0", STRICT),
+    ("rows enter a node where others are still passed on from", FEED, "by_turn(Slot::relay_0, steps_.turn(n))",
      "Slot::relay_0", STRICT),
     ("a ring sends its own keys on, not those that came", FEED,
      "move.kind == Move::Kind::shift ? kv_of(n - 1) : heads_of(own_, heads)", "heads_of(own_, heads)", EXECUTOR),
@@ -81,7 +83,35 @@ FAULTS = [Fault(*fault[:4], *fault[4]) for fault in [
     ("gradients of rows without keys are made of what was there", "src/kernel/finish.cpp",
      "      store(args.out, row, h, nothing.data(), T{0});", "      store(args.out, row, h, sums.at<T>(row, h), T{0});",
      ("unit_check", "*")),
+    # Queries of other ranks, and what comes of them.
+    ("queries of other ranks are read before they have come", QUERIES, "if (r.begin < rows.end && rows.begin < r.end) there_[m].wait();",
+     "if (r.begin < rows.end && rows.begin < r.end) continue;", STRICT),
+    ("states that come home are merged before they have come", QUERIES,
+     "    finish_home(m);\n    for (const PeerRows& p", "    for (const PeerRows& p", STRICT),
+    ("states go home while a later step adds to them", QUERIES, "last_[m] = max_of(last_[m], n);", "last_[m] = n;", MESH),
+    ("states that come home are merged twice", QUERIES,
+     "        first += rows.size();\n", "        merge(place_, rows_of(states_, rows), rows_of(arrived_, {first, first + rows.size()}));\n"
+     "        first += rows.size();\n", MESH),
+    ("states of one rank are merged in place of another's", QUERIES,
+     "        first += rows.size();\n", "", MESH),
+    ("states of a mesh are merged in the order of the ranks' places from the last", QUERIES,
+     "  for (std::size_t m = 0; m < schedule_.query_moves.size(); ++m) {\n    finish_home(m);",
+     "  for (std::size_t m = 0; m < schedule_.query_moves.size(); ++m) {\n    if (m > 0) first = 0;\n    finish_home(m);", MESH),
+    ("dQ that comes home replaces the own", QUERIES, "message(p.peer, adding(own_sums_.dtype))", "message(p.peer)", MESH),
+    ("dQ of another rank's queries starts as what was there", QUERIES,
+     "  if (!written_[part]) clear(place_, sums_of(rows_of_part(part)));", "", STRICT),
+    ("dQ of a step of a mesh replaces that of the step before", QUERIES,
+     "  if (adds_) add(place_, sums_of(steps_[n].queries), step_);", "  if (adds_) round_to(place_, sums_of(steps_[n].queries), step_);", MESH),
+    ("gradients of keys that are read again replace those of the step before", RETURN,
+     "return {buffer(source), true};", "return {buffer(source), false};", MESH),
+    ("keys that are read again are sent home after the first step", RETURN, "  if (!steps_.ends_keys(n)) return;\n", "", MESH),
+    ("rows that see keys on other ranks alone have no part in dsink", BACKWARD,
+     "  if (!schedule.query_moves.empty()) return schedule.seeing;\n", "", MESH),
     # What a schedule says.
+    ("a rank of a mesh attends the queries of the next rank as those of the one before", "src/schedule/groups.h",
+     "floor_mod(s_.rank - part, size_)", "floor_mod(s_.rank + part, size_)", MESH),
+    ("keys of a mesh are those of neighbours", "src/schedule/groups.h", "rank_order({peer(first), count, size_})",
+     "rank_order({first, count, 1})", MESH),
     ("keys of all groups of a step come to one place", "src/schedule/build.cpp",
      "Range{(d - distances.begin) * rows, (d - distances.begin + 1) * rows}", "Range{0, rows}", EXECUTOR),
     ("gradients go home around the ring the wrong way", "src/schedule/build.cpp", "move.home.push_back({peer(d), {place(d)}});",
@@ -102,8 +132,8 @@ FAULTS = [Fault(*fault[:4], *fault[4]) for fault in [
     ("swapped heads take the sinks of the first ones", SWAP, "some_heads(all.sink.logits, heads_q(n))",
      "some_heads(all.sink.logits, {0, heads_q(n).size()})", EXECUTOR),
     ("the largest logits of swapped heads are those of the first ones", FORWARD,
-     "run::some_heads(largest->view(), swap.heads_q(n))",
-     "run::some_heads(largest->view(), {0, swap.heads_q(n).size()})", EXECUTOR),
+     "run::some_heads(max_logit, swap.heads_q(n))",
+     "run::some_heads(max_logit, {0, swap.heads_q(n).size()})", EXECUTOR),
     ("numbers of heads start as those of the call before", "src/run/head_numbers.cpp",
      "    std::uninitialized_fill_n(numbers_, heads, value);", "    static_cast<void>(value);", EXECUTOR),
     # Checked ranks.
@@ -198,6 +228,10 @@ CUDA_FAULTS = [Fault(*fault[:4], *fault[4]) for fault in [
      "exp(logit - load(lse, row, 0, 0))", ON_GPU),
     ("sums on a GPU replace each other", DEVICE, "element<float>(to, row, head)[i] += element", "element<float>(to, row, head)[i] = element",
      ON_GPU),
+    ("states that come home on a GPU are added as if their maxima were equal", DEVICE,
+     "merge(a, b)(sum, more)", "sum + more", ON_GPU),
+    ("the state of a row on a GPU stays as it was when another is merged into it", DEVICE,
+     "if (!is_empty(from.states[n])) to.states[n] = merge(to.states[n], from.states[n]).state;", "", ON_GPU),
     ("ranks' numbers on a GPU: the smallest is taken for the largest", DEVICE, "else if (next > value || isnan(next))",
      "else if (next < value)", ON_GPU),
     ("messages through the host are sent before they are packed", STAGED, "    WEFT_CUDA(cudaEventSynchronize(packed.get()));\n", "",

@@ -60,7 +60,7 @@ def page(weft):
     lines += ["", "## Schedules", "", "| schedule | also called | |", "|---|---|---|"]
     lines += [f"| `{s['name']}` | {quoted(s['other_names'])} | {s['help']} |" for s in table["schedules"]]
     lines += ["", "## Options of schedules", "", "| option | of | values | default | |", "|---|---|---|---|---|"]
-    lines += [f"| `{o['name']}` | {quoted(o['schedules'])} | {quoted(o['values']) or 'from 1 on'} | "
+    lines += [f"| `{o['name']}` | {quoted(o['schedules'])} | {quoted(o['values']) or f"from {o['least']} on"} | "
               f"`{o['default']}` | {o['help']} |"
               for o in table["options"]]
     lines += ["", "Flags of the command are these names with dashes (`--head-groups`).", "", "## Why not", "",

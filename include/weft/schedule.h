@@ -20,7 +20,7 @@ namespace weft {
 
 // A schedule of the registry, by its place there. The names below are those that come with Weft; a schedule that was
 // added to the registry has a kind too: schedule_kind(name).
-enum class ScheduleKind : std::uint8_t { all_gather, ring, all_to_all, hybrid, exact };
+enum class ScheduleKind : std::uint8_t { all_gather, ring, all_to_all, hybrid, exact, mesh };
 // Every schedule of the registry.
 WEFT_API std::span<const ScheduleKind> schedule_kinds();
 // The name of a schedule, such as "ring", and one line about it.
@@ -49,6 +49,7 @@ struct ScheduleOptions {
   Index stages = 4;
   Index ranks_per_step = 2;
   Index node = 1;
+  Index query_ranks = 0;  // 0: by ranks and heads
 };
 
 // A line of the table of options. Flags of the command, keywords of Python, words(), fingerprints and the table of
@@ -58,7 +59,8 @@ struct WEFT_API ScheduleOption {
   using Field = T ScheduleOptions::*;
 
   std::string_view name, help;
-  Field<Index> whole = nullptr;  // from 1 on
+  Field<Index> whole = nullptr;  // from `least` on
+  Index least = 1;
   Field<KeyOrder> order = nullptr;
   Field<ScheduleKind> schedule = nullptr;
 
@@ -123,11 +125,21 @@ struct Move {
   std::optional<Relay> relay = {};
 };
 
+// Queries on their way to ranks that attend them against keys of their own, and what these make of them on its way back.
+// Forward: Q, and partial states in return, which the owner merges; backward: Q, dO, O and LSE, and dQ, which it adds.
+struct QueryMove {
+  std::vector<PeerRows> sends;     // rows of the own queries
+  std::vector<PeerRows> receives;  // rows of the query buffer, behind the own
+};
+
 // One step of a rank: what must arrive, then what is attended.
 struct Step {
-  std::optional<Move> move = {};  // none: the step reads the rank's own K/V in place
+  std::optional<Move> move = {};  // none: the step reads the rank's own K/V in place..
+  bool again = false;             // ..or the keys of the step before once more
   Index key_rows = 0;             // of the buffer
-  Index plan = 0;                 // of Schedule::plans: rows of the rank's queries x rows of the buffer
+  // Rows of the query buffer: all, or with query moves the own, or some of other ranks'.
+  Range queries = {};
+  Index plan = 0;  // of Schedule::plans: these rows x rows of the buffer
   Range heads_q = {}, heads_k = {};
   Index head_group = 0;  // of Swap::head_groups, whose heads these are
 };
@@ -161,6 +173,11 @@ struct Schedule {
   Index heads_q = 1, heads_k = 1;
   std::vector<Index> head_map;  // as given
   std::optional<Swap> swap;     // with it, steps are in rows and heads of the swapped tensors
+  // With them, so many neighbouring ranks attend each other's queries, each against its share of the keys. The query
+  // buffer holds the own rows, then what the moves bring. Results come home, and are merged, in the order of the moves.
+  Index query_ranks = 1;
+  std::vector<QueryMove> query_moves;
+  std::vector<Range> seeing;  // own rows that see a key on any rank; only with query moves
   std::vector<Plan> plans;
   std::vector<Step> steps;
 
@@ -168,6 +185,7 @@ struct Schedule {
   // Heads of the steps: all, or those that the swap brings.
   Index step_heads_q() const;
   Index step_heads_k() const;
+  Index query_rows() const;  // of the query buffer
 };
 
 // Error for what the capability table refuses, with its reason.

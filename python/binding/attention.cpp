@@ -18,7 +18,7 @@
 #include "problem.h"
 #include "run/executor_data.h"
 #include "schedule_options.h"
-#include "source.h"
+#include "torch/source.h"
 #include "text.h"
 #include "weft/error.h"
 #include "weft/support.h"

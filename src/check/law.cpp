@@ -74,27 +74,40 @@ class Checker {
       check_moves({.kind = ScheduleKind::all_gather, .node = node});
       check_moves({.kind = ScheduleKind::ring, .node = node});
     }
+    for (Index side = 2; side <= n; ++side)
+      if (n % side == 0) check_moves({.kind = ScheduleKind::mesh, .ranks_per_step = 1 + side % 2, .query_ranks = side});
   }
 
-  // The steps of a schedule in two hops, on what its messages bring: a row enters a node once, if it is wanted there.
+  // The steps of a schedule in two hops, or of one that moves queries, on what its messages bring: a row enters a node
+  // once, if it is wanted there; results of a query row come home from every rank that it went to.
   void check_moves(const ScheduleOptions& options) {
     const std::string how = words(options);
     std::vector<Schedule> all;
     for (Index r = 0; r < case_.ranks; ++r) all.push_back(make_schedule(problem_, layouts_, r, {1, 1}, options));
     Moves moves(all);
     std::vector<std::uint8_t> covered(visible_.size(), 0);
+    std::string queries_fault;
+    const std::vector<std::vector<Index>> queries = moves.queries(queries_fault);
+    const std::vector<Index> home = moves.home(queries_fault);
+    for (Index q = 0; q < definition_.q_tokens(); ++q)
+      if (definition_.q(q).real() && home[at(q)] != all.front().query_ranks - 1)
+        fail(how, ": results of query ", q, " come home ", home[at(q)], " times");
+    if (!queries_fault.empty()) fail(how, ", queries: ", queries_fault);
     for (std::size_t n = 0; n < all.front().steps.size(); ++n) {
       std::string fault;
       const std::vector<std::vector<Index>> held = moves.step(n, fault);
       if (!fault.empty()) fail(how, ", step ", n, ": ", fault);
       for (Index r = 0; r < case_.ranks; ++r) {
-        const Buffer q = rank_buffer(layouts_.q, {r, 1, 1});
-        const Buffer k{q.runs, held[at(r)]};  // nobody looks at its runs
-        for (const Slice& s : all[at(r)].plans[at(all[at(r)].steps[n].plan)].slices) cover(how, r, s, q, k, covered);
+        const Step& step = all[at(r)].steps[n];
+        const auto first = queries[at(r)].begin();
+        // Nobody looks at their runs.
+        const Buffer q{layouts_.q.runs(r), {first + step.queries.begin, first + step.queries.end}};
+        const Buffer k{q.runs, held[at(r)]};
+        for (const Slice& s : all[at(r)].plans[at(step.plan)].slices) cover(how, r, s, q, k, covered);
       }
     }
     check_covered(how, covered);
-    check_entered(moves, options);
+    if (uses(options, "node")) check_entered(moves, options);
   }
 
   void check_entered(const Moves& moves, const ScheduleOptions& options) {

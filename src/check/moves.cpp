@@ -50,7 +50,42 @@ void Moves::exchange(const From& from, const To& to, Tokens& into, std::string& 
       fault = text("rank ", pair % ranks, " does not take all messages of rank ", pair / ranks);
 }
 
+std::vector<std::vector<Index>> Moves::queries(std::string& fault) {
+  Tokens own, buffers;
+  for (const Schedule& s : all_) {
+    own.push_back(s.layouts.q.tokens(s.rank));
+    buffers.push_back(own.back());
+    buffers.back().resize(at(s.query_rows()), kNoToken);
+  }
+  for (std::size_t m = 0; m < all_.front().query_moves.size(); ++m)
+    exchange([&](std::size_t r) { return std::vector<Side>{{&all_[r].query_moves[m].sends, &own}}; },
+             [&](std::size_t r) { return &all_[r].query_moves[m].receives; }, buffers, fault);
+  return buffers;
+}
+
+std::vector<Index> Moves::home(std::string& fault) {
+  const Tokens buffers = queries(fault);
+  std::vector<Index> times(at(all_.front().layouts.q.stream().tokens()), 0);
+  for (std::size_t m = 0; m < all_.front().query_moves.size(); ++m) {
+    Tokens back;
+    for (const Schedule& s : all_) back.emplace_back(at(s.q_rows), kNoToken);
+    exchange([&](std::size_t r) { return std::vector<Side>{{&all_[r].query_moves[m].receives, &buffers}}; },
+             [&](std::size_t r) { return &all_[r].query_moves[m].sends; }, back, fault);
+    for (std::size_t r = 0; r < all_.size(); ++r) {
+      if (back[r] != all_[r].layouts.q.tokens(all_[r].rank)) fault = text("results of other rows come home to rank ", r);
+      for (const Index token : back[r])
+        if (token != kNoToken) ++times[at(token)];
+    }
+  }
+  return times;
+}
+
 std::vector<std::vector<Index>> Moves::step(std::size_t n, std::string& fault) {
+  for (; all_.front().steps[n].again; --n)  // the keys of the last step with a move
+    if (n == 0) {
+      fault = "the first step reads keys of a step before it";
+      return Tokens(all_.size());
+    }
   Tokens own, relays, buffers;
   for (const Schedule& s : all_) {
     const Step& step = s.steps[n];

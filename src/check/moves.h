@@ -18,6 +18,11 @@ class Moves {
   // to `fault`: a row that comes twice or from nowhere, or two sides of a message that do not agree.
   std::vector<std::vector<Index>> step(std::size_t n, std::string& fault);
 
+  // The same of query buffers: the own rows first, then what query moves bring; and what comes home from where the
+  // results of those rows are: [query token] how often. Faults as above.
+  std::vector<std::vector<Index>> queries(std::string& fault);
+  std::vector<Index> home(std::string& fault);
+
   // Whose rows entered which node: [key token, node] of all steps so far, for one K/V head. More than 1: it came twice.
   const std::vector<Index>& entered() const { return entered_; }
   // Ranks of a node; 1: all moves are in one hop.

@@ -105,7 +105,7 @@ class Estimate : private OutlineBuilder {
   Pattern gather(Index step, double each, bool back) const override {
     Pattern p = together();
     for (Index n = 0; n < count_; ++n) {
-      const double held = static_cast<double>(group_rows() * places_[at(n)].of(step).k) * each;
+      const double held = static_cast<double>(group_rows() * costs_.moved_heads(places_[at(n)].of(step).k)) * each;
       if (!relays()) {
         p.loads[at(n)] = Patterns(s_.machine_, ranks()).gather_load(rank(n), ulysses_, held, back);
         continue;
@@ -133,7 +133,7 @@ class Estimate : private OutlineBuilder {
     }
     Pattern p = together();
     for (Index n = 0; n < count_; ++n) {
-      const double held = static_cast<double>(group_rows() * places_[at(n)].of(step).k) * each;
+      const double held = static_cast<double>(group_rows() * costs_.moved_heads(places_[at(n)].of(step).k)) * each;
       if (!schedule::meets_node(this->step(step))) {
         p.loads[at(n)] = Patterns(s_.machine_, ranks()).gather_load(rank(n), node_ranks(), held, back);
         continue;
@@ -154,9 +154,10 @@ class Estimate : private OutlineBuilder {
     const std::size_t far = topology_.level(0, ranks() - 1);
     double crossing = 0;  // messages of a node that leave it
     for (Index d = distances.begin; d < distances.end; ++d)
-      crossing += static_cast<double>(min_of(d * ulysses_, topology_.below(far)));
+      crossing += static_cast<double>(min_of(d * spacing_, topology_.below(far)));
     for (Index n = 0; n < count_; ++n) {
-      const double message = static_cast<double>(groups * group_rows() * places_[at(n)].of(step).k) * each;
+      const double message =
+          static_cast<double>(groups * group_rows() * costs_.moved_heads(places_[at(n)].of(step).k)) * each;
       const double bytes = message * static_cast<double>(distances.size());
       Load& load = p.loads[at(n)];
       // All wait for the slowest link between such peers, sooner or later.
@@ -167,6 +168,19 @@ class Estimate : private OutlineBuilder {
       load.copied = adds ? 2 * bytes : bytes;
     }
     return finished(std::move(p), true);
+  }
+
+  Pattern query_move(Index places, double bytes, bool back) const override {
+    std::vector<std::vector<Index>> before(at(count_));
+    for (Index n = 0; n < count_ && count_ > 1; ++n) before[at(n)] = {(n + count_ - 1) % count_};
+    Pattern p = listed(before);
+    for (Index n = 0; n < count_; ++n) {
+      const Index from = query_owner(rank(n), places), to = query_owner(rank(n), -places);
+      topology_.receive(p.loads[at(n)], rank(n), back ? to : from, bytes);
+      topology_.send(p.loads[at(n)], rank(n), back ? from : to, bytes);
+      p.loads[at(n)].copied = back && pass_ == Pass::backward ? 2 * bytes : bytes;
+    }
+    return finished(std::move(p));
   }
 
   Pattern send(Index step, double, bool back) const override {
@@ -214,7 +228,24 @@ class Estimate : private OutlineBuilder {
   }
   Index meeting_of(Index rank, Index source) const { return meeting_at(met_at(rank / ulysses_, source / ulysses_)); }
 
+  // The other ranks of its group are taken to see what the sample sees, and keys at all places to be alike.
+  void add_mesh_sample(Index n) {
+    const Place& p = places_[at(n)];
+    std::vector<TileWork> of_group(at(groups_)), by_step(at(steps()));  // by distance
+    for (const Sketch::Cell& c : sample(n).cells)
+      of_group[at(floor_mod(rank(n) / spacing_ - c.source / spacing_, groups_))] += c.work[which()];
+    const double group = static_cast<double>(max_of(1, s_.layer_.heads_q / max_of(1, s_.layer_.heads_k)));
+    const double heads = static_cast<double>(p.of(0).q) / group;
+    for (Index m = 0; m < steps(); ++m)
+      for (Index d = step(m).distances.begin; d < step(m).distances.end; ++d)
+        by_step[at(m)] +=
+            times(of_group[at(d)], heads * static_cast<double>(step(m).queries.size()) / static_cast<double>(spacing_));
+    add_mesh_work(n, p, by_step);
+    add_rows(n, p, true);
+  }
+
   void add_sample(Index n) {
+    if (query_ranks() > 1) return add_mesh_sample(n);
     const Place& p = places_[at(n)];
     std::vector<Index> rows = key_rows();
     add_touched(n, rows);
@@ -240,7 +271,7 @@ class Estimate : private OutlineBuilder {
   // Rows that the sample sends and gets in steps that move only what is seen.
   void add_touched(Index n, std::vector<Index>& rows) {
     for (Sends& sends : sends_) sends.relayed = 0;
-    const double heads = static_cast<double>(s_.layer_.heads_k);
+    const double heads = static_cast<double>(costs_.moved_heads(s_.layer_.heads_k));
     for (const Sketch::Cell& c : sample(n).cells) {
       const Index of = first_step(meeting_of(rank(n), c.source));
       if (step(of).move != Move::Kind::send) continue;
@@ -313,7 +344,7 @@ class Estimate : private OutlineBuilder {
 
 Sketch::Result Sketch::estimate(const ScheduleOptions& options, Pass pass) const {
   check_options(options);
-  schedule::require_layouts(options, layouts_);
+  schedule::require_layouts(options, layouts_, layer_.shape.source > 0);
   return Estimate(*this, base_, options, pass).run();
 }
 
@@ -322,12 +353,21 @@ double Sketch::at_least(const ScheduleOptions& options, Pass pass) const {
   const Costs costs(machine_, layer_.shape, pass);
   const Topology topology(machine_);
   const Index ulysses = max_of(1, d.ulysses);
-  const Index heads = max_of(1, layer_.heads_k / ulysses);
+  const Index heads = costs.moved_heads(max_of(1, layer_.heads_k / ulysses));
   const double values = static_cast<double>(layouts_.k.rows() * ulysses * heads);
   // Head groups have at least so many of the heads each.
   const double part = static_cast<double>(heads / schedule::swapped_groups(d)) / static_cast<double>(heads);
-  const bool gathers = !d.steps.empty() && d.steps.back().move == Move::Kind::gather;
+  const bool gathers = d.query_ranks == 1 && !d.steps.empty() && d.steps.back().move == Move::Kind::gather;
   double sum = 0;
+  const schedule::QueryBytes row = costs.query_bytes();
+  for (Index places = 1; places < d.query_ranks; ++places) {
+    const double rows = static_cast<double>(layouts_.q.rows() * layer_.heads_q);
+    for (const Index each : {row.there, row.back}) {
+      Load load;
+      topology.receive(load, 0, places, rows * static_cast<double>(each));
+      sum += topology.seconds(load);
+    }
+  }
   for (const double each : {costs.kv_bytes(), pass == Pass::backward ? costs.gradient_bytes() : 0.0}) {
     if (each == 0) continue;
     // Each row comes once, in whichever step.
@@ -338,7 +378,7 @@ double Sketch::at_least(const ScheduleOptions& options, Pass pass) const {
       sum += topology.seconds(load);
     }
     for (const schedule::StepDescription& step : d.steps) {
-      if (step.move != Move::Kind::shift) continue;
+      if (step.move != Move::Kind::shift && (d.query_ranks == 1 || !step.move)) continue;
       Load load;
       const std::size_t far = topology.level(0, ranks_ - 1);
       load.messages[far] = 1;
@@ -356,6 +396,7 @@ double Sketch::listed_steps(const ScheduleOptions& options) const {
     if (step.move && step.move != Move::Kind::send &&
         (d.node > 1 || !schedule::meets_all(step, ranks_ / max_of(1, d.ulysses))))
       ++steps;
+  steps += 2 * static_cast<double>(d.query_ranks - 1);
   return steps * static_cast<double>(ranks_);
 }
 

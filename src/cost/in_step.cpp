@@ -1,6 +1,5 @@
 // Every call is collective and ranks make the same calls, so all of them can be taken through one call before the next.
 #include <algorithm>
-#include <array>
 
 #include "cost/engine.h"
 #include "index.h"
@@ -11,16 +10,15 @@ namespace {
 
 class InStep {
  public:
-  InStep(const Outline& outline, const Machine& machine, Record& record)
+  InStep(const Outline& outline, const Machine& machine, std::size_t slots, Record& record)
       : o_(outline),
         machine_(machine),
         record_(record),
         time_(at(o_.ranks), 0.0),
         link_(time_),
         copied_(time_),
-        taken_(time_) {
-    for (Slot& slot : slots_) slot = {time_, time_, time_, time_};
-  }
+        taken_(time_),
+        slots_(slots, {time_, time_, time_, time_}) {}
 
   void run(const Op& op) {
     switch (op.kind) {
@@ -202,15 +200,15 @@ class InStep {
   const Machine& machine_;
   Record& record_;
   std::vector<double> time_, link_, copied_, taken_;
-  std::array<Slot, kSlots> slots_;
+  std::vector<Slot> slots_;
 };
 
 }  // namespace
 
 void run_in_step(const Outline& outline, const Machine& machine, Pass pass, const SimulateOptions& options,
                  Record& record) {
-  InStep engine(outline, machine, record);
   const std::vector<Op> ops = ops_of(outline, pass);
+  InStep engine(outline, machine, slots_of(ops), record);
   for (std::size_t n = 0; n < ops.size(); ++n) {
     engine.run(ops[n]);
     const double done = static_cast<double>(n + 1) / static_cast<double>(ops.size());

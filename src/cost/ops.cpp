@@ -1,7 +1,6 @@
 // The order of the executor's calls (run/forward.cpp, run/backward.cpp, run/swap.cpp, run/key_feed.h,
-// run/gradient_return.cpp).
+// run/query_moves.h, run/gradient_return.cpp).
 #include <algorithm>
-#include <array>
 
 #include "cost/outline.h"
 #include "index.h"
@@ -22,7 +21,8 @@ class Writer {
   UnderWay post(int pattern, Index step, std::string_view name) {
     if (pattern < 0) return {};
     const std::size_t call = at(std::find(taken_.begin(), taken_.end(), false) - taken_.begin());
-    taken_.at(call) = true;
+    if (call == taken_.size()) taken_.push_back(false);
+    taken_[call] = true;
     ops.push_back({Op::Kind::post, name, pattern, call, step});
     return {call, pattern, step, name};
   }
@@ -40,16 +40,76 @@ class Writer {
   std::vector<Op> ops;
 
  private:
-  std::array<bool, kSlots> taken_ = {};
+  std::vector<bool> taken_;
 };
 
 using UnderWay = Writer::UnderWay;
+
+// Queries of other ranks and what comes of them: run/query_moves.h.
+class Queries {
+ public:
+  Queries(Writer& w, const Outline& o)
+      : w_(w), o_(o), last_(o.query_moves.size(), -1), there_(last_.size()), home_(last_.size()) {
+    Index first_use = -1, first_move = -1;
+    for (Index n = 0; n < static_cast<Index>(o.steps.size()); ++n) {
+      const StepOutline& step = o.steps[at(n)];
+      if (step.kv >= 0 && first_move < 0) first_move = n;
+      if (step.queries.begin == 0) continue;
+      if (first_use < 0) first_use = n;
+      for (Index m = step.queries.begin; m < step.queries.end; ++m) last_[at(m - 1)] = n;
+    }
+    before_keys_ = first_move < 0 || first_use < first_move;
+  }
+  void before_keys(Index n) {
+    if (n == 0 && before_keys_) start();
+  }
+  void after_keys(Index n) {
+    if (n == 0 && !before_keys_) start();
+    const Range used = o_.steps[at(n)].queries;
+    for (Index m = used.begin; m < used.end; ++m)
+      if (m > 0) w_.wait_for(there_[at(m - 1)]);
+  }
+  void end(Index n) {
+    for (std::size_t m = 0; m < last_.size(); ++m)
+      if (last_[m] == n) home_[m] = w_.post(o_.query_moves[m].back, n, "results home");
+  }
+  void finish() {
+    for (UnderWay& each : home_) {
+      w_.wait_for(each);
+      w_.rows(o_.merge_rows, "merge");
+    }
+  }
+
+ private:
+  void start() {
+    for (std::size_t m = 0; m < there_.size(); ++m) there_[m] = w_.post(o_.query_moves[m].there, 0, "queries");
+  }
+
+  Writer& w_;
+  const Outline& o_;
+  std::vector<Index> last_;  // by move: the last step about it
+  std::vector<UnderWay> there_, home_;
+  bool before_keys_ = false;
+};
 
 // The steps of a head group: run/forward.cpp and run/backward.cpp, attend_steps.
 void write_steps(Writer& w, const Outline& o, const HeadGroupOutline& group, Pass pass) {
   const Index steps = group.steps.size(), first = group.steps.begin;
   const auto step = [&](Index n) -> const StepOutline& { return o.steps[at(first + n)]; };
-  const auto odd = [](Index n) { return at(n % 2); };
+  const auto moves = [&](Index n) { return n < steps && step(n).kv >= 0; };
+  std::vector<Index> turns;  // run/step_list.h
+  for (Index n = 0, before = 0; n < steps; before += moves(n) ? 1 : 0, ++n)
+    turns.push_back(step(n).again ? before - 1 : before);
+  const auto odd = [&](Index n) { return at(turns[at(n)] % 2); };
+  const auto next_move = [&](Index n) {
+    for (++n; n < steps && !moves(n);) ++n;
+    return n;
+  };
+  const auto source = [&](Index n) {  // of keys that a step reads again
+    while (step(n).again) --n;
+    return n;
+  };
+  Queries queries(w, o);
   UnderWay keys[2], home[2], entering[2], leaving[2];
   Index next = 0;  // the first step whose keys have not been started
   constexpr std::string_view kKeys = "K, V", kEnter = "K, V to nodes", kGradients = "dK, dV", kHome = "dK, dV home";
@@ -76,18 +136,24 @@ void write_steps(Writer& w, const Outline& o, const HeadGroupOutline& group, Pas
   enter_nodes(1);
   w.rows(group.begin_rows, "clear");
   for (Index n = 0; n < steps; ++n) {
+    queries.before_keys(first + n);
     start_keys(n, true);
-    w.wait_for(keys[odd(n)]);
-    start_keys(n + 1, step(n).enter >= 0);
+    if (moves(n)) w.wait_for(keys[odd(n)]);
+    start_keys(next_move(n), step(n).enter >= 0);
     enter_nodes(n + 2);
-    if (pass == Pass::backward) {
+    queries.after_keys(first + n);
+    if (pass == Pass::backward && moves(n)) {
       w.wait_for(home[odd(n)]);
       if (step(n).shifts && step(n).gradients >= 0) start(step(n).gradients, n, kGradients);
     }
     w.ops.push_back({Op::Kind::compute, "attend", -1, 0, first + n});
+    queries.end(first + n);
     if (pass == Pass::forward) continue;
     leave_node(n - 1);
-    if (step(n).shifts) {
+    if (n + 1 < steps && step(n + 1).again) continue;
+    if (const Index from = source(n); from < n) {
+      start(step(from).gradients, n, kGradients);
+    } else if (step(n).shifts) {
       w.wait_for(home[odd(n)]);
       if (step(n).home < 0) continue;
       w.wait_for(home[odd(n - 1)]);
@@ -97,17 +163,26 @@ void write_steps(Writer& w, const Outline& o, const HeadGroupOutline& group, Pas
       start(step(n).gradients, n, kGradients);
     }
   }
-  if (pass == Pass::backward) {
-    if (steps > 1) w.wait_for(home[odd(steps - 2)]);
-    if (steps > 0) w.wait_for(home[odd(steps - 1)]);
+  if (pass == Pass::backward && steps > 0) {
+    const std::size_t last = odd(steps - 1), before = 1 - last;
+    w.wait_for(home[before]);
+    w.wait_for(home[last]);
     leave_node(steps - 1);
-    if (steps > 1) w.wait_for(leaving[odd(steps - 2)]);
-    if (steps > 0) w.wait_for(leaving[odd(steps - 1)]);
+    w.wait_for(leaving[before]);
+    w.wait_for(leaving[last]);
   }
+  queries.finish();
   w.rows(group.end_rows, "end");
 }
 
 }  // namespace
+
+std::size_t slots_of(const std::vector<Op>& ops) {
+  std::size_t slots = 1;  // ops that are no calls have slot 0
+  for (const Op& op : ops)
+    if (op.kind == Op::Kind::post) slots = std::max(slots, op.call + 1);
+  return slots;
+}
 
 void Outline::set_head_groups(Index count) {
   const auto each = static_cast<Index>(steps.size()) / count;
@@ -117,6 +192,7 @@ void Outline::set_head_groups(Index count) {
     group.begin_rows.assign(at(ranks), 0);
     group.end_rows.assign(at(ranks), 0);
   }
+  merge_rows.assign(at(ranks), 0);
   last_rows.assign(at(ranks), 0);
 }
 

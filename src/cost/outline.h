@@ -71,6 +71,8 @@ struct StepOutline {
   int kv = -1, gradients = -1, home = -1;  // patterns; -1: nothing moves
   int enter = -1, leave = -1;              // the first hop of K and V into nodes, and the last of their gradients
   bool shifts = false;                     // gradients travel on with the keys, and come home from some steps
+  bool again = false;                      // the keys of the step before
+  Range queries = {0, 1};                  // of a mesh: 0 the own, n those of query move n - 1
   std::vector<Work> work;                  // by rank; ranks that see nothing are left out
 };
 
@@ -81,6 +83,11 @@ struct HeadGroupOutline {
   std::vector<float> begin_rows, end_rows;          // [ranks] seconds before its steps and after them
 };
 
+// Queries on their way to other ranks, and results on their way home; patterns.
+struct QueryMoveOutline {
+  int there = -1, back = -1;
+};
+
 struct Outline {
   Index ranks = 1;
   Index repeat = 1, stride = 1;  // ranks r, r + stride, and so on, `repeat` of them, have the work of rank r
@@ -89,8 +96,10 @@ struct Outline {
   int numbers = -1;
   std::vector<StepOutline> steps;
   std::vector<HeadGroupOutline> head_groups;
-  std::vector<float> last_rows;  // [ranks] seconds at the end
-  std::vector<Index> pairs;      // [ranks] times query heads
+  std::vector<QueryMoveOutline> query_moves;
+  std::vector<float> merge_rows;  // [ranks] seconds of what comes home with a query move
+  std::vector<float> last_rows;   // [ranks] seconds at the end
+  std::vector<Index> pairs;       // [ranks] times query heads
   RankMemory memory = {};
 
   const Pattern& pattern(int n) const { return patterns[at(n)]; }
@@ -107,13 +116,13 @@ struct Op {
   Kind kind = Kind::compute;
   std::string_view name = {};
   int pattern = -1;      // post, wait
-  std::size_t call = 0;  // post, wait: the slot of the exchange; at most kSlots are in flight
+  std::size_t call = 0;  // post, wait: the slot of the exchange
   Index step = -1;
   const std::vector<float>* rows = nullptr;  // rows: [ranks] seconds, of the outline
 };
-// Two steps' keys, gradients, and both with a second hop; a swap on its way in, and one on its way back with gradients.
-inline constexpr std::size_t kSlots = 2 * 2 * 2 + 3;
 // The outline must outlive them.
 std::vector<Op> ops_of(const Outline& outline, Pass pass);
+// Slots that they use: exchanges in flight at a time.
+std::size_t slots_of(const std::vector<Op>& ops);
 
 }  // namespace weft::cost

@@ -7,8 +7,10 @@ OutlineBuilder::OutlineBuilder(Schedule base, schedule::Description description,
     : pass_(pass), costs_(machine, shape, pass), base_(std::move(base)), description_(std::move(description)) {
   if (description_.ulysses > 0)
     schedule::swap_heads(base_, description_.ulysses, schedule::swapped_groups(description_));
+  base_.query_ranks = description_.query_ranks;
   ulysses_ = base_.ulysses();
-  groups_ = base_.ranks / ulysses_;
+  spacing_ = ulysses_ * base_.query_ranks;
+  groups_ = base_.ranks / spacing_;
   o_.steps.resize(at(steps()));
   meeting_at_.assign(at(groups_), 0);
   std::vector<Index> of_step;
@@ -26,7 +28,9 @@ OutlineBuilder::OutlineBuilder(Schedule base, schedule::Description description,
     // of the first head group of a swap stand for all.
     const bool more = n < 3 || step(n).move == Move::Kind::send || (step(n).parts > 1 && !base_.swap) ||
                       step(n).distances.size() > step(n - 2).distances.size();
-    if (more && !(base_.swap && step(n).head_part > 0)) memory_steps_ = n + 1;
+    if ((more && !(base_.swap && step(n).head_part > 0)) || query_ranks() > 1) memory_steps_ = n + 1;
+    o_.steps[at(n)].again = step(n).again;
+    if (base_.q_rows > 0) o_.steps[at(n)].queries = step(n).queries;
   }
 }
 
@@ -35,7 +39,8 @@ OutlineBuilder::Place OutlineBuilder::place(Index n) {
   Place p{.frame = frame_of(base_), .heads = {}};
   for (Index s = 0; s < (parts_ ? steps() : 1); ++s) {
     const schedule::StepHeads heads = schedule::step_heads(base_, step(s));
-    const bool shares = base_.swap && !base_.swap->brings_keys(step(s).head_part, n);
+    const bool shares =
+        base_.swap && (costs_.source() ? step(s).head_part > 0 : !base_.swap->brings_keys(step(s).head_part, n));
     p.heads.push_back({heads.q.size(), heads.k.size(), shares});
   }
   return p;
@@ -80,16 +85,23 @@ void OutlineBuilder::add_rows(Index rank, const Place& at_place, bool partial) {
     group.end_rows[at(rank)] = static_cast<float>(
         costs_.end_rows(at_place.frame, heads.q, heads.k, partial && heads.q > 0, heads.shares && heads.k > 0));
   }
+  o_.merge_rows[at(rank)] = static_cast<float>(costs_.merge_rows(at_place.frame));
   o_.last_rows[at(rank)] = static_cast<float>(costs_.last_rows(at_place.frame));
 }
 
 void OutlineBuilder::add_moves() {
   const bool backward = pass_ == Pass::backward;
+  const schedule::QueryBytes row = costs_.query_bytes();
+  for (Index move = 1; move < query_ranks() && base_.q_rows > 0; ++move) {
+    const Index rows = base_.q_rows * base_.heads_q;
+    o_.query_moves.push_back({add(query_move(move, static_cast<double>(rows * row.there), false)),
+                              add(query_move(move, static_cast<double>(rows * row.back), true))});
+  }
   for (Index n = 0; n < steps(); ++n) {
     StepOutline& to = o_.steps[at(n)];
     const Range distances = step(n).distances;
     const double kv = costs_.kv_bytes(), gradients = costs_.gradient_bytes();
-    if (!step(n).move) continue;
+    if (!moves(n)) continue;
     if (relays(n)) {
       to.enter = add(enter(n, kv, false));
       if (backward) to.leave = add(enter(n, gradients, true));
@@ -131,13 +143,45 @@ void OutlineBuilder::add_shift(Index n) {
   if (backward && last.size() > 0) to.home = add(shift(n, way_back(last), 1, costs_.gradient_bytes(), true));
 }
 
+double OutlineBuilder::add_mesh_work(Index rank, const Place& at_place, const std::vector<TileWork>& by_step) {
+  WrittenParts written;
+  std::vector<bool> computed;
+  const std::vector<Index> rows = key_rows();
+  double pairs = 0;
+  for (Index n = 0; n < steps(); ++n) {
+    const TileWork& work = by_step[at(n)];
+    computed.push_back(work.pairs > 0);
+    if (!computed.back()) continue;
+    const StepFrame shape{.key_rows = rows[at(n)],
+                          .heads_q = at_place.of(n).q,
+                          .heads_k = at_place.of(n).k,
+                          .queries = step(n).queries,
+                          .adds_keys = n > 0 && !step(n).move};
+    const bool first = !written.adds(shape.queries);
+    o_.steps[at(n)].work.push_back(costs_.work(rank, at_place.frame, shape, work, true, first));
+    pairs += work.pairs;
+  }
+  add_memory(at_place, rows, true, {}, computed);
+  return pairs;
+}
+
+Index OutlineBuilder::mesh_step(Index part, Index distance) const {
+  for (Index n = 0; n < steps(); ++n) {
+    const Range parts = step(n).queries, met = step(n).distances;
+    if (parts.begin <= part && part < parts.end && met.begin <= distance && distance < met.end) return n;
+  }
+  return 0;  // no such description
+}
+
 void OutlineBuilder::add_memory(const Place& at_place, const std::vector<Index>& rows, bool partial,
-                                const std::vector<Index>& relayed) {
+                                const std::vector<Index>& relayed, const std::vector<bool>& computed) {
   std::vector<StepFrame> frames;
-  for (Index n = 0; n < memory_steps_; ++n) {
+  for (Index n = 0, turn = 0; n < memory_steps_; turn += moves(n) ? 1 : 0, ++n) {
     const Index heads_k = base_.swap ? at_place.frame.group_heads_k : at_place.of(n).k;
-    frames.push_back({rows[at(n)], at_place.of(n).q, heads_k, step(n).move.has_value(), n});
+    frames.push_back({rows[at(n)], at_place.of(n).q, heads_k, moves(n), turn});
     if (relays(n)) frames.back().relay_rows = relayed[at(n)];
+    frames.back().queries = step(n).queries;
+    frames.back().computed = computed.empty() || computed[at(n)];
   }
   const RankMemory m = costs_.memory(at_place.frame, frames, partial && at_place.frame.step_heads_q > 0);
   if (m.total() > o_.memory.total()) o_.memory = m;

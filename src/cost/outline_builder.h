@@ -25,6 +25,8 @@ class OutlineBuilder {
   // Every rank sends the rows of so many groups to each of its peers at these distances after its own group.
   virtual Pattern shift(Index step, Range distances, Index groups, double each, bool adds) = 0;
   virtual Pattern send(Index step, double each, bool back) const = 0;  // the rows that are seen
+  // Of a mesh: so many bytes from each rank to the one so many places after it, or back.
+  virtual Pattern query_move(Index places, double bytes, bool back) const = 0;
 
   struct HeadCounts {
     Index q = 0, k = 0;
@@ -62,9 +64,23 @@ class OutlineBuilder {
                   bool partial, const WorkOf& work_of);
   // The rank needs so much memory; the most of all ranks is kept. `relayed`: rows of relay buffers by step, if any.
   void add_memory(const Place& at_place, const std::vector<Index>& rows, bool partial,
-                  const std::vector<Index>& relayed = {});
+                  const std::vector<Index>& relayed = {}, const std::vector<bool>& computed = {});
+  // Of a mesh: kernel calls and memory of a rank; returns its pairs. The step that is about such a part of the queries
+  // and the keys of the group at such a distance.
+  double add_mesh_work(Index rank, const Place& at_place, const std::vector<TileWork>& by_step);
+  Index mesh_step(Index part, Index distance) const;
+  Index query_ranks() const { return description_.query_ranks; }
+  // The rank whose queries are such a part of those that a rank attends.
+  Index query_owner(Index rank, Index part) const {
+    return rank / query_ranks() * query_ranks() + floor_mod(rank - part, query_ranks());
+  }
   bool relays() const { return description_.node > 1; }
-  bool relays(Index n) const { return schedule::relays(description_, step(n)); }
+  bool relays(Index n) const { return moves(n) && schedule::relays(description_, step(n)); }
+  // Not if it attends rows of a source that the step before it brought, for other heads.
+  bool moves(Index n) const {
+    return step(n).move &&
+           !(costs_.source() && !base_.swap && n > 0 && schedule::step_of_same_keys(description_, n) == n - 1);
+  }
   Index node() const { return description_.node; }  // groups of a node
 
   Pass pass_;
@@ -72,6 +88,7 @@ class OutlineBuilder {
   Schedule base_;
   schedule::Description description_;
   Index ulysses_, groups_;
+  Index spacing_;  // ranks from one group to the next
   Outline o_;
 
  private:

@@ -24,7 +24,7 @@ Schedule checked(const Job& job) {
   schedule::check_shape(job.layouts, job.heads_q, job.heads_k, job.shape);
   check_options(job.schedule);
   Schedule s = schedule::unscheduled(job.problem, job.layouts, 0, {job.heads_q, job.heads_k}, job.schedule);
-  schedule::require_layouts(job.schedule, job.layouts);
+  schedule::require_layouts(job.schedule, job.layouts, job.shape.source > 0);
   return s;
 }
 
@@ -54,7 +54,7 @@ class JobOutline : private OutlineBuilder {
     o_.ranks = ranks();
     o_.pairs.assign(at(ranks()), 0);
     add_head_groups();
-    plan_all();
+    query_ranks() > 1 ? plan_mesh() : plan_all();
     add_moves();
     if (pass_ == Pass::forward ? job_.shape.max_logit : job_.shape.dsink)
       o_.numbers = add(make_.numbers(static_cast<double>(job_.heads_q) * sizeof(double)));
@@ -108,6 +108,50 @@ class JobOutline : private OutlineBuilder {
       add_touched(group, rows);
       end_rank(group);
       add_group(group, seen, rows);
+    }
+  }
+
+  // The same of a mesh: which rank attends a slice, and in which step, follows from who holds its queries and keys.
+  void plan_mesh() {
+    const RunList keys = job_.layouts.k.rank_order();
+    choose_sample(keys);
+    const HeadCounts& heads = places_[0].of(0);
+    TileCounter counter(group_of(heads), 1, costs_.rate());
+    const double groups_of_heads = static_cast<double>(heads.q) / static_cast<double>(group_of(heads));
+    struct MeshItem {
+      Index place = 0, step = 0, first_row = 0;
+      Slice slice;
+    };
+    std::vector<MeshItem> items;
+    for (Index group = 0; group < groups_; group += o_.repeat) {
+      items.clear();
+      for (Index member = 0; member < query_ranks(); ++member) {
+        for (const Slice& s : plan_of(group * spacing_ + member, keys).slices) {
+          const Index source = s.k_begin / job_.layouts.k.rows(), place = source % spacing_;
+          const Index part = floor_mod(place - member, spacing_);
+          const Index n = mesh_step(part, floor_mod(group - source / spacing_, groups_));
+          items.push_back({place, n, (part - step(n).queries.begin) * job_.layouts.q.rows(), s});
+        }
+      }
+      std::stable_sort(items.begin(), items.end(), [](const MeshItem& a, const MeshItem& b) {
+        return a.place != b.place ? a.place < b.place : a.step < b.step;
+      });
+      for (Index place = 0, n = 0; place < spacing_; ++place) {
+        std::vector<TileWork> by_step(at(steps()));
+        for (; n < static_cast<Index>(items.size()) && items[at(n)].place == place; ++n) {
+          const MeshItem& item = items[at(n)];
+          counter.add(item.slice, item.first_row);
+          const bool last = n + 1 == static_cast<Index>(items.size()) || items[at(n + 1)].place != place ||
+                            items[at(n + 1)].step != item.step;
+          if (last) by_step[at(item.step)] = times(counter.take(), groups_of_heads);
+        }
+        const Index rank = group * spacing_ + place;
+        const double pairs = add_mesh_work(rank, places_[0], by_step);
+        for (Index i = 0, same = rank; i < o_.repeat && same < ranks(); ++i, same += spacing_) {
+          add_rows(same, places_[0], job_.layouts.q.rows() > 0);
+          o_.pairs[at(same)] = static_cast<Index>(pairs);
+        }
+      }
     }
   }
 
@@ -167,7 +211,7 @@ class JobOutline : private OutlineBuilder {
 
   // Looks at three ranks to tell how many slices all have.
   void choose_sample(const RunList& keys) {
-    o_.stride = ulysses_;
+    o_.stride = spacing_;
     constexpr Index kFew = 256;
     if (ranks() > kFew && !relays()) {  // what a node wants together is known if all its ranks are planned
       double most = 0;
@@ -286,7 +330,8 @@ class JobOutline : private OutlineBuilder {
     std::vector<double> bytes;
     for (Index g = 0; g < groups_; ++g) {
       const double rows = static_cast<double>(moved_[at(g)]);
-      for (const Place& p : places_) bytes.push_back(rows * (each * static_cast<double>(p.of(n).k)));
+      for (const Place& p : places_)
+        bytes.push_back(rows * (each * static_cast<double>(costs_.moved_heads(p.of(n).k))));
     }
     return bytes;
   }
@@ -324,7 +369,7 @@ class JobOutline : private OutlineBuilder {
     return listed(std::move(sent), back, step(n).move == Move::Kind::send);
   }
   std::vector<Patterns::Sent> in_bytes(std::vector<Patterns::Sent> rows, double each) const {
-    for (Patterns::Sent& s : rows) s.bytes *= static_cast<double>(job_.heads_k) * each;
+    for (Patterns::Sent& s : rows) s.bytes *= static_cast<double>(costs_.moved_heads(job_.heads_k)) * each;
     return rows;
   }
   // One way, or back, where it is added.
@@ -348,16 +393,22 @@ class JobOutline : private OutlineBuilder {
                        " ranks_per_step, or a schedule that gathers, which moves the same bytes"));
     std::vector<Patterns::Sent> sent;
     for (Index r = 0; r < ranks(); ++r) {
-      const Index heads = places_[at(r % ulysses_)].of(n).k;
+      const Index heads = costs_.moved_heads(places_[at(r % ulysses_)].of(n).k);
       for (Index d = distances.begin; d < distances.end; ++d)
-        sent.push_back({r, (r + d * ulysses_) % ranks(), static_cast<double>(groups * group_rows() * heads) * each});
+        sent.push_back({r, (r + d * spacing_) % ranks(), static_cast<double>(groups * group_rows() * heads) * each});
     }
     return make_.listed(std::move(sent), adds, false);
   }
 
+  Pattern query_move(Index places, double bytes, bool back) const override {
+    std::vector<Patterns::Sent> sent;
+    for (Index r = 0; r < ranks(); ++r) sent.push_back({query_owner(r, places), r, bytes});
+    return listed(std::move(sent), back, false);
+  }
+
   Pattern send(Index n, double each, bool back) const override {
     if (relays()) return listed(in_bytes(hops_[at(n)].pass, each), back, true);
-    return make_.spans(messages_[at(n)], o_.repeat, static_cast<double>(job_.heads_k) * each, back);
+    return make_.spans(messages_[at(n)], o_.repeat, static_cast<double>(costs_.moved_heads(job_.heads_k)) * each, back);
   }
 
   const Job& job_;

@@ -4,6 +4,7 @@
 #include "cost/patterns.h"
 #include "index.h"
 #include "schedule/build.h"
+#include "schedule/source.h"
 #include "text.h"
 #include "weft/error.h"
 
@@ -25,8 +26,9 @@ void check(std::span<const Schedule> all) {
 
 std::span<const Slice> slices(const Schedule& s, const Step& step) { return s.plans[at(step.plan)].slices; }
 
-// Several computed steps of the same heads.
+// Several computed steps of the same heads, or results of other ranks.
 bool partial(const Schedule& s) {
+  if (!s.query_moves.empty()) return true;
   std::vector<Range> seen;
   for (const Step& step : s.steps) {
     if (slices(s, step).empty() || step.heads_q.size() == 0) continue;
@@ -43,13 +45,31 @@ bool is_shift(const Schedule& s, std::size_t n) {
 
 Index head_groups(const Schedule& s) { return s.swap ? static_cast<Index>(s.swap->head_groups.size()) : 1; }
 
-std::vector<StepFrame> frames(const Schedule& s) {
+// Of the query buffer.
+Range parts_of(const Schedule& s, const Step& step) {
+  if (s.query_moves.empty() || s.q_rows == 0) return {0, 1};
+  return {step.queries.begin / s.q_rows, step.queries.end / s.q_rows};
+}
+
+// Rows of a source that the step before brought do not come again.
+bool moves(const Schedule& s, std::size_t n, bool source) {
+  return s.steps[n].move && !(source && schedule::same_rows_as_before(s, static_cast<Index>(n)));
+}
+
+std::vector<StepFrame> frames(const Schedule& s, bool source) {
   std::vector<StepFrame> all;
   const Index each = static_cast<Index>(s.steps.size()) / head_groups(s);
+  Index turn = 0;
   for (const Step& step : s.steps) {
     const Index number = static_cast<Index>(all.size()) % each;
-    all.push_back({step.key_rows, step.heads_q.size(), step.heads_k.size(), step.move.has_value(), number});
-    if (step.move && step.move->relay) all.back().relay_rows = step.move->relay->rows;
+    const bool moved = moves(s, all.size(), source);
+    if (number == 0) turn = 0;
+    all.push_back({step.key_rows, step.heads_q.size(), step.heads_k.size(), moved, turn});
+    if (moved && step.move->relay) all.back().relay_rows = step.move->relay->rows;
+    turn += moved ? 1 : 0;
+    all.back().queries = parts_of(s, step);
+    all.back().adds_keys = step.again || (!step.move && number > 0);
+    all.back().computed = !slices(s, step).empty() && step.heads_q.size() > 0;
   }
   return all;
 }
@@ -64,10 +84,12 @@ void add_rows(Outline& o, const Schedule& s, const Frame& frame, const Costs& co
       k = s.swap->head_groups[n].k[at(me)].size();
     }
     const bool moves = !s.steps.empty() && s.steps.front().move.has_value();
-    const bool shares = s.swap && !s.swap->brings_keys(static_cast<Index>(n), me) && k > 0;
+    const bool brings = costs.source() ? n == 0 : s.swap && s.swap->brings_keys(static_cast<Index>(n), me);
+    const bool shares = s.swap && !brings && k > 0;
     group.begin_rows[at(s.rank)] = static_cast<float>(costs.begin_rows(frame, k, moves));
     group.end_rows[at(s.rank)] = static_cast<float>(costs.end_rows(frame, q, k, several && q > 0, shares));
   }
+  o.merge_rows[at(s.rank)] = static_cast<float>(costs.merge_rows(frame));
   o.last_rows[at(s.rank)] = static_cast<float>(costs.last_rows(frame));
 }
 
@@ -75,18 +97,17 @@ void add_rows(Outline& o, const Schedule& s, const Frame& frame, const Costs& co
 void add_work(Outline& o, std::span<const Schedule> all, const Costs& costs) {
   for (const Schedule& s : all) {
     const Frame frame = frame_of(s);
-    const std::vector<StepFrame> shapes = frames(s);
+    const std::vector<StepFrame> shapes = frames(s, costs.source());
     const bool several = partial(s);
-    bool first_step = true;  // of its heads
+    WrittenParts written;
     double pairs = 0;
     for (std::size_t n = 0; n < s.steps.size(); ++n) {
       const Step& step = s.steps[n];
-      if (n > 0 && step.head_group != s.steps[n - 1].head_group) first_step = true;
+      if (n > 0 && step.head_group != s.steps[n - 1].head_group) written = {};
       if (slices(s, step).empty() || step.heads_q.size() == 0) continue;
       const TileWork work = tile_work(slices(s, step), step.heads_q.size(), step.heads_k.size(), costs.rate());
-      o.steps[n].work.push_back(costs.work(s.rank, frame, shapes[n], work, several, first_step));
+      o.steps[n].work.push_back(costs.work(s.rank, frame, shapes[n], work, several, !written.adds(shapes[n].queries)));
       pairs += work.pairs;
-      first_step = false;
     }
     o.pairs[at(s.rank)] = static_cast<Index>(pairs);
     add_rows(o, s, frame, costs, several);
@@ -118,14 +139,14 @@ Outline outline_of(std::span<const Schedule> all, const TensorShape& shape, cons
   });
 
   for (std::size_t n = 0; n < first.steps.size(); ++n) {
-    if (!first.steps[n].move) continue;
+    if (!moves(first, n, costs.source())) continue;
     const bool shifts = is_shift(first, n), uneven = first.steps[n].move->kind == Move::Kind::send;
     const bool relays = first.steps[n].move->relay.has_value();
     std::vector<Patterns::Sent> there, back, home, enter, leave;
     for (const Schedule& s : all) {
       const Step& step = s.steps[n];
       const auto values = [&](const PeerRows& peer) {
-        return static_cast<double>(schedule::rows_in(peer.rows) * step.heads_k.size());
+        return static_cast<double>(schedule::rows_in(peer.rows) * costs.moved_heads(step.heads_k.size()));
       };
       const auto both_ways = [&](const PeerRows& peer, auto& to, auto& from) {
         to.push_back({s.rank, peer.peer, values(peer) * costs.kv_bytes()});
@@ -151,6 +172,23 @@ Outline outline_of(std::span<const Schedule> all, const TensorShape& shape, cons
     if (!first.steps[n].move->home.empty()) to.home = add(make.listed(std::move(home), true, false));
   }
 
+  for (std::size_t n = 0; n < first.steps.size(); ++n) {
+    o.steps[n].again = first.steps[n].again;
+    o.steps[n].queries = parts_of(first, first.steps[n]);
+  }
+  const schedule::QueryBytes row = costs.query_bytes();
+  for (std::size_t m = 0; m < first.query_moves.size(); ++m) {
+    std::vector<Patterns::Sent> there, back;
+    for (const Schedule& s : all)
+      for (const PeerRows& p : s.query_moves[m].sends) {
+        const Index rows = schedule::rows_in(p.rows) * s.heads_q;
+        there.push_back({s.rank, p.peer, static_cast<double>(rows * row.there)});
+        back.push_back({p.peer, s.rank, static_cast<double>(rows * row.back)});
+      }
+    o.query_moves.push_back(
+        {add(make.listed(std::move(there), false, false)), add(make.listed(std::move(back), backward, false))});
+  }
+
   add_work(o, all, costs);
   if (backward ? shape.dsink : shape.max_logit)
     o.numbers = add(make.numbers(static_cast<double>(first.heads_q) * sizeof(double)));
@@ -169,7 +207,7 @@ RankMemory rank_memory(const Schedule& s, const TensorShape& shape, Pass pass) {
       for (const DType d : kDTypes) m.kernels.push_back({.pass = p, .dtype = d, .flops = 1});
     return m;
   }();
-  return cost::Costs(any, shape, pass).memory(cost::frame_of(s), cost::frames(s), cost::partial(s));
+  return cost::Costs(any, shape, pass).memory(cost::frame_of(s), cost::frames(s, shape.source > 0), cost::partial(s));
 }
 
 }  // namespace weft

@@ -1,6 +1,5 @@
 // Ranks that share a processor slow each other down, so time goes from event to event. For tens of ranks.
 #include <algorithm>
-#include <array>
 #include <limits>
 
 #include "cost/engine.h"
@@ -60,7 +59,7 @@ class Shared {
     for (const Pattern& p : outline.patterns) patterns_.push_back(with_lists(p, outline.ranks));
     Index calls = 0;
     number_.resize(ops_.size(), 0);
-    std::array<Index, kSlots> in_slot{};
+    std::vector<Index> in_slot(slots_of(ops_), 0);
     for (std::size_t n = 0; n < ops_.size(); ++n) {
       if (ops_[n].kind == Op::Kind::post) {
         in_slot[ops_[n].call] = calls++;

@@ -11,6 +11,7 @@
 #include "weft/attention.h"
 #include "weft/communicator.h"
 #include "weft/device.h"
+#include "weft/kernel.h"
 #include "weft/state.h"
 #include "weft/tensor.h"
 
@@ -26,6 +27,7 @@ std::unique_ptr<Memory> make_memory(const Place& place);
 void clear(const Place& place, const TensorView& view);                           // sets zeros
 void add(const Place& place, const TensorView& to, const ConstTensorView& from);  // f32 += f32, same shape
 void fill(const Place& place, RowState<float>* states, Index count);              // empty states
+void merge(const Place& place, const PartialView& to, const PartialView& from);   // f32 states of the same rows
 void fill(const Place& place, double* numbers, Index count, double value);
 
 // -sum over rows of exp(sink - lse)·(out·dout), one number per head. Rows that see no key have out = 0, and their dout

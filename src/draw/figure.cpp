@@ -35,6 +35,14 @@ Index pair_heads(const Schedule& s) {
   return sum;
 }
 
+Slice in_query_buffer(Slice s, Index first_row) {
+  s.q_begin += first_row;
+  s.q_end += first_row;
+  s.lo = shift_bound(s.lo, -first_row);
+  s.hi = shift_bound(s.hi, -first_row);
+  return s;
+}
+
 // Several steps may share a plan, each for other heads: its slices are drawn in the first of them.
 void add_slices(const std::vector<Schedule>& all, Panel& panel) {
   for (const Schedule& s : all) {
@@ -52,7 +60,7 @@ void add_slices(const std::vector<Schedule>& all, Panel& panel) {
         if (run == runs.end() || run->row > keys.begin) continue;  // no rank holds these rows
         panel.slices.push_back({.rank = s.rank,
                                 .step = static_cast<Index>(step),
-                                .slice = slice,
+                                .slice = in_query_buffer(slice, s.steps[step].queries.begin),
                                 .k_shift = run->token - run->row * run->stride,
                                 .k_stride = run->stride});
       }
@@ -92,6 +100,7 @@ Panel make_panel(const Subject& subject, const PanelSpec& spec, Index& room, Ind
                                 spec.options));
   Panel panel{.layouts = spec.layouts, .options = spec.options, .note = spec.note};
   panel.ulysses = all.front().ulysses();
+  panel.query_ranks = all.front().query_ranks;
   panel.steps = static_cast<Index>(all.front().steps.size());
   panel.head_steps = panel.steps / max_of(static_cast<Index>(all.front().plans.size()), 1);
   panel.step_of = meeting_steps(all);

@@ -93,6 +93,19 @@ std::vector<Index> owners_passed(const Schedule& from, Index to, Index step) {
   return owners;
 }
 
+// The ranks whose queries a step is about; of a group that swaps heads, one of them.
+std::vector<Index> queries_of_step(const Schedule& s, Index step) {
+  if (s.query_moves.empty()) return {s.rank};
+  const Range rows = step_of(s, step).queries;
+  std::vector<Index> owners;
+  if (rows.begin < s.q_rows) owners.push_back(s.rank);
+  for (const QueryMove& move : s.query_moves)
+    for (const PeerRows& p : move.receives)
+      for (const Range& r : p.rows)
+        if (r.begin < rows.end && rows.begin < r.end) owners.push_back(p.peer);
+  return owners;
+}
+
 // For each group the groups whose keys it holds at a step, given those of the step before.
 using Held = std::vector<std::vector<Index>>;
 Held next(const std::vector<Schedule>& all, const Held& before, Index step) {
@@ -102,7 +115,9 @@ Held next(const std::vector<Schedule>& all, const Held& before, Index step) {
     const Schedule& s = of(all, static_cast<Index>(group) * group_size);
     if (step >= static_cast<Index>(s.steps.size())) continue;
     const std::optional<Move>& move = step_of(s, step).move;
-    if (!move) {
+    if (step_of(s, step).again) {
+      held[group] = before[group];
+    } else if (!move) {
       held[group] = {static_cast<Index>(group)};
     } else if (move->kind == Move::Kind::shift) {
       for (const PeerRows& p : move->receives) {
@@ -124,6 +139,7 @@ Held next(const std::vector<Schedule>& all, const Held& before, Index step) {
 
 std::vector<Run> keys_of_step(const std::vector<Schedule>& all, Index rank, Index step) {
   const Schedule& s = of(all, rank);
+  while (step_of(s, step).again) --step;
   const std::optional<Move>& move = step_of(s, step).move;
   if (!move) return own(s);
   std::vector<Run> runs;
@@ -145,10 +161,12 @@ std::vector<Index> meeting_steps(const std::vector<Schedule>& all) {
   Held held(at(groups));
   for (Index step = 0; step < static_cast<Index>(all.front().steps.size()); ++step) {
     held = next(all, held, step);
-    for (Index q = 0; q < groups; ++q) {
-      for (const Index k : held[at(q)]) {
-        Index& known = table[at(q * groups + k)];
-        if (known < 0) known = step;
+    for (Index group = 0; group < groups; ++group) {
+      for (const Index q : queries_of_step(of(all, group * group_size), step)) {
+        for (const Index k : held[at(group)]) {
+          Index& known = table[at(q / group_size * groups + k)];
+          if (known < 0) known = step;
+        }
       }
     }
   }

@@ -5,6 +5,7 @@
 #include "run/gradient_return.h"
 #include "run/head_numbers.h"
 #include "run/kernel_args.h"
+#include "run/query_moves.h"
 #include "run/rows.h"
 #include "run/source.h"
 #include "run/swap.h"
@@ -16,8 +17,9 @@ using run::ConstKv;
 using run::Kv;
 using run::Slot;
 
-// The rank's own rows that a slice of some step holds.
+// The rank's own rows that a slice of some step holds, on whichever rank.
 std::vector<Range> own_rows_in_slices(const Schedule& schedule) {
+  if (!schedule.query_moves.empty()) return schedule.seeing;
   const Index first = schedule.swap ? (schedule.rank - schedule.swap->group.begin) * schedule.q_rows : 0;
   std::vector<Range> own;
   for (const Range& r : run::rows_of_steps(schedule).rows)
@@ -105,16 +107,23 @@ void Executor::Data::attend_steps_backward(const Kernel& kernel, const run::Step
   KernelBackwardArgs whole = run::backward_call(args, {args.k, args.v});
   whole.deterministic = options.deterministic;
   whole.dsink = {};  // made of finished rows, once, not of steps
-  const bool summed = !computed.once() && args.device_plans.empty() && kernel.takes_steps_backward != nullptr &&
-                      kernel.takes_steps_backward(whole);
+  std::optional<run::BackwardQueries> queries;
+  if (!schedule.query_moves.empty()) queries.emplace(schedule, *communicator, workspace, args);
+  const bool summed = !queries && !computed.once() && args.device_plans.empty() &&
+                      kernel.takes_steps_backward != nullptr && kernel.takes_steps_backward(whole);
   const std::vector<Range> rows = summed ? run::rows_of_steps(steps).rows : std::vector<Range>{};
   QuerySteps query_steps{.rows = rows};
-  QueryGradient dq(computed, summed, workspace, args.place, args.dq, sum_type(args.q.dtype));
+  QueryGradient dq(computed, summed || queries, workspace, args.place, args.dq, sum_type(args.q.dtype));
   run::StepKeys keys(steps, *communicator, workspace, {args.k, args.v}, source);
-  run::StepGradients home(steps, computed, *communicator, workspace, args.place, own, options.deterministic, source);
+  run::KeyGradients home(steps, computed, *communicator, workspace, args.place, own, options.deterministic, source);
   for (Index n = 0; n < steps.size(); ++n) {
-    const ConstKv kv = log(StepEvent::Kind::wait, n, [&] { return keys.take(n); });
-    const Kv to = log(StepEvent::Kind::give_back, n, [&] { return home.begin(n); });
+    const ConstKv kv = log(StepEvent::Kind::wait, n, [&] {
+      if (queries) queries->before_keys(n);
+      const ConstKv arrived = keys.take(n);
+      if (queries) queries->after_keys(n);
+      return arrived;
+    });
+    const run::StepGradients gradients = log(StepEvent::Kind::give_back, n, [&] { return home.begin(n); });
     if (computed(n)) {
       const Range heads_q = steps.heads_q(n);
       const auto mine = [&](const ConstTensorView& view) { return run::some_heads(view, heads_q); };
@@ -128,22 +137,27 @@ void Executor::Data::attend_steps_backward(const Kernel& kernel, const run::Step
       call.dout = mine(args.dout);
       call.out = mine(args.out);
       call.lse = mine(args.lse);
-      call.dq = dq.begin(heads_q);
-      call.dk = to.k;
-      call.dv = to.v;
+      if (queries)
+        queries->set(call, n);
+      else
+        call.dq = dq.begin(heads_q);
+      call.dk = gradients.to.k;
+      call.dv = gradients.to.v;
+      call.add_keys = gradients.add;
       if (summed) call.steps = &query_steps;
       query_steps.last = n == computed.last();
       log(StepEvent::Kind::compute, n, [&] {
         if (source != nullptr) std::tie(call.k, call.v) = source->expand(n, kv.k).both();
         kernel.backward(call);
-        home.reduce(n, kv, to);
+        home.reduce(n, kv, gradients.to);
       });
-      dq.end();
+      queries ? queries->computed(n) : dq.end();
     }
+    if (queries) queries->end(n);
     log(StepEvent::Kind::give_back, n, [&] { home.end(n); });
   }
   home.finish();
-  dq.finish();
+  queries ? queries->finish() : dq.finish();
 }
 
 // Each head group once the swap has brought it.

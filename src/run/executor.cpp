@@ -169,7 +169,7 @@ void check_backward(const Schedule& s, const ExecutorBackwardArgs& args) {
 }  // namespace run
 
 Kernel Executor::Data::kernel_for(KernelRequest request, bool device_plans) const {
-  request.partial = request.pass == Pass::forward && !run::Computed(schedule).once();
+  request.partial = request.pass == Pass::forward && (!schedule.query_moves.empty() || !run::Computed(schedule).once());
   request.device_plan = device_plans;
   return select_kernel(options.kernel, request);
 }

@@ -36,8 +36,11 @@ struct Executor::Data {
   std::unique_ptr<detail::SignedPass> begin_pass(const Args& kernel_args, Index layer, const Source* source,
                                                  detail::PassKind kind) const {
     if (agreement != nullptr || communicator->ranks() == 1) return nullptr;
-    const run::SignedCallInfo info{
-        .layer = layer, .swapped = schedule.swap.has_value(), .source = source != nullptr ? source->rows.dim : 0};
+    // O, LSE and their gradients travel with heads that are swapped, and in a backward with queries.
+    const bool queries = kind == detail::PassKind::backward && !schedule.query_moves.empty();
+    const run::SignedCallInfo info{.layer = layer,
+                                   .swapped = schedule.swap.has_value() || queries,
+                                   .source = source != nullptr ? source->rows.dim : 0};
     return std::make_unique<detail::SignedPass>(*communicator, run::with_call(sign, kernel_args, info), kind);
   }
   // In a capture, unless memory is the caller's, who keeps it as long as the graph.

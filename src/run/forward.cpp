@@ -4,6 +4,7 @@
 #include "run/executor_data.h"
 #include "run/head_numbers.h"
 #include "run/kernel_args.h"
+#include "run/query_moves.h"
 #include "run/source.h"
 #include "run/swap.h"
 
@@ -18,9 +19,9 @@ RowState<T>* take_states(run::Workspace& workspace, Index count) {
   return static_cast<RowState<T>*>(workspace.bytes(Slot::states, count * static_cast<Index>(sizeof(RowState<T>))));
 }
 
-// Empty states of all rows, in f32 or, of f64 inputs, in f64.
-PartialView empty_states(run::Workspace& workspace, const ExecutorForwardArgs& args) {
-  const Index rows = args.q.rows, heads = args.q.heads, dim = args.v.dim;
+// Empty states of so many rows, in f32 or, of f64 inputs, in f64.
+PartialView empty_states(run::Workspace& workspace, const ExecutorForwardArgs& args, Index rows) {
+  const Index heads = args.q.heads, dim = args.v.dim;
   const DType type = sum_type(args.q.dtype);
   PartialView partial{.sums =
                           thd(workspace.bytes(Slot::sums, rows * heads * dim * size_of(type)), type, rows, heads, dim)};
@@ -60,38 +61,51 @@ KernelForwardArgs call_of_step(const ExecutorForwardArgs& args, Range heads_q, c
 void Executor::Data::attend_steps(const Kernel& kernel, const run::StepList& steps, const ExecutorForwardArgs& args,
                                   const run::SourceCall* source) {
   const run::Computed computed(steps);
-  const bool once = computed.once();
+  const bool shared = !schedule.query_moves.empty();  // other ranks have results of the own queries
+  const bool once = computed.once() && !shared;
   const ConstKv own_kv{args.k, args.v};
-  const bool summed = !once && args.device_plans.empty() && kernel.takes_steps != nullptr &&
+  const bool summed = !once && !shared && args.device_plans.empty() && kernel.takes_steps != nullptr &&
                       kernel.takes_steps(run::forward_call(args, own_kv));
   const run::RowsOfSteps held = summed ? run::rows_of_steps(steps) : run::RowsOfSteps{};
   QuerySteps query_steps{.rows = held.rows, .ends = held.ends};
-  const PartialView partial = once || summed ? PartialView{} : empty_states(workspace, args);
+  const Index rows = shared ? schedule.query_rows() : args.q.rows;
+  const PartialView partial = once || summed ? PartialView{} : empty_states(workspace, args, rows);
+  std::optional<run::ForwardQueries> queries;
+  if (shared) queries.emplace(schedule, *communicator, workspace, args, partial);
 
   run::Log log(options, Pass::forward, steps, static_cast<Index>(schedule.steps.size()), began);
   run::StepKeys keys(steps, *communicator, workspace, own_kv, source);
   for (Index n = 0; n < steps.size(); ++n) {
-    const ConstKv kv = log(StepEvent::Kind::wait, n, [&] { return keys.take(n); });
-    if (!computed(n)) continue;
+    const ConstKv kv = log(StepEvent::Kind::wait, n, [&] {
+      if (queries) queries->before_keys(n);
+      const ConstKv arrived = keys.take(n);
+      if (queries) queries->after_keys(n);
+      return arrived;
+    });
+    if (!computed(n)) {
+      if (queries) queries->end(n);
+      continue;
+    }
     const run::StepHeads heads = run::heads_of_step(args.attention, steps.heads_q(n), steps.heads_k(n));
     KernelForwardArgs call = call_of_step(args, steps.heads_q(n), heads, kv);
     run::set_slices(call, steps, n, args.device_plans);
     query_steps.last = n == computed.last();
     if (summed) call.steps = &query_steps;
     if (!once && !summed) {
-      call.q = args.q;
+      call.q = queries ? queries->q(n) : args.q;
       call.out = call.lse = call.max_logit = {};
-      call.partial = partial;
+      call.partial = queries ? queries->states(n) : partial;
     }
     log(StepEvent::Kind::compute, n, [&] {
       if (source != nullptr) std::tie(call.k, call.v) = source->expand(n, kv.k).both();
       kernel.forward(call);
     });
+    if (queries) queries->end(n);
   }
   if (summed) return;
   if (!once) {
     KernelForwardArgs whole = run::forward_call(args, own_kv);
-    whole.partial = partial;
+    whole.partial = queries ? queries->finish() : partial;
     return finish_partial(finish_args(whole));
   }
   for (const run::Computed::Heads& blind : computed.blind()) {

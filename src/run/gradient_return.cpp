@@ -5,11 +5,8 @@
 #include "schedule/build.h"
 
 namespace weft::run {
-namespace {
 
-std::size_t odd(Index n) { return at(n % 2); }
-
-}  // namespace
+std::size_t GradientReturn::odd(Index n) const { return at(steps_.turn(n) % 2); }
 
 GradientReturn::GradientReturn(const StepList& steps, Communicator& communicator, Workspace& workspace,
                                const Place& place, const Kv& own, bool deterministic)
@@ -58,12 +55,12 @@ void GradientReturn::clear_once() {
 bool GradientReturn::shifts(Index n) const { return step(n).move && step(n).move->kind == Move::Kind::shift; }
 
 Kv GradientReturn::buffer(Index n) {
-  return take_kv(workspace_, n % 2 == 0 ? Slot::key_gradients_0 : Slot::key_gradients_1,
+  return take_kv(workspace_, by_turn(Slot::key_gradients_0, steps_.turn(n)),
                  shape_like(own_, step(n).key_rows, heads(n)));
 }
 
 Kv GradientReturn::relay_buffer(Index n) {
-  return take_kv(workspace_, n % 2 == 0 ? Slot::relay_gradients_0 : Slot::relay_gradients_1,
+  return take_kv(workspace_, by_turn(Slot::relay_gradients_0, steps_.turn(n)),
                  shape_like(own_, step(n).move->relay->rows, heads(n)));
 }
 
@@ -78,9 +75,12 @@ void GradientReturn::leave_node(Index n) {
   leaving_[odd(n)] = communicator_.exchange(messages(relay.receives, constant(relay_buffer(n))), std::move(home));
 }
 
-Kv GradientReturn::begin(Index n, bool nothing) {
-  in_flight_[odd(n)].wait();  // of step n - 2: its buffer is used again
-  const Kv to = step(n).move ? buffer(n) : own_heads(n);
+StepGradients GradientReturn::begin(Index n, bool nothing) {
+  const Index source = steps_.source(n);
+  if (source >= 0 && source < n) return {buffer(source), true};  // an earlier step has written it
+  if (source < 0 && n > 0) return {own_heads(n), true};          // step 0 has
+  if (source >= 0) in_flight_[odd(n)].wait();                    // of the last move but one: its buffer is used again
+  const Kv to = source >= 0 ? buffer(n) : own_heads(n);
   // Sums of the last step go to the next rank while this one computes; those that arrive are added in end(). Sums of
   // the own keys stay here.
   if (shifts(n) && shifts(n - 1)) {
@@ -92,12 +92,14 @@ Kv GradientReturn::begin(Index n, bool nothing) {
     clear(place_, to.k);
     clear(place_, to.v);
   }
-  return to;
+  return {to, false};
 }
 
 void GradientReturn::end(Index n) {
   leave_node(n - 1);
-  if (!step(n).move) return;
+  if (!steps_.ends_keys(n)) return;
+  n = steps_.source(n);
+  if (n < 0) return;
   const Move& move = *step(n).move;
   if (shifts(n)) {
     in_flight_[odd(n)].wait();
@@ -113,7 +115,7 @@ void GradientReturn::end(Index n) {
   std::vector<Message> home = messages(move.sends, constant(own_heads(n)), adding(own_.k.dtype));
   if (alone(n)) home = at_once(std::move(home), !adds_);
   if (relays(n)) {
-    leaving_[odd(n)].wait();  // of step n - 2: its buffer is used again
+    leaving_[odd(n)].wait();  // of the last move but one: its buffer is used again
     const Kv sums = relay_buffer(n);
     const Relay& relay = *move.relay;
     std::vector<Message> passed = at_once(messages(relay.passes, constant(sums), adding(own_.k.dtype)), true);
@@ -136,12 +138,14 @@ void GradientReturn::end(Index n) {
 void GradientReturn::finish() {
   clear_once();  // if there was no step
   const Index steps = steps_.size();
+  if (steps == 0) return;
   // In the order in which they were started, so that sums are deterministic.
-  if (steps > 1) in_flight_[odd(steps - 2)].wait();
-  if (steps > 0) in_flight_[odd(steps - 1)].wait();
+  const std::size_t last = odd(steps - 1), before = 1 - last;
+  in_flight_[before].wait();
+  in_flight_[last].wait();
   leave_node(steps - 1);
-  if (steps > 1) leaving_[odd(steps - 2)].wait();
-  if (steps > 0) leaving_[odd(steps - 1)].wait();
+  leaving_[before].wait();
+  leaving_[last].wait();
 }
 
 }  // namespace weft::run

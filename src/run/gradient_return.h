@@ -14,6 +14,12 @@
 
 namespace weft::run {
 
+// dK and dV of a step: every element is written, or they are added to.
+struct StepGradients {
+  Kv to;
+  bool add = false;
+};
+
 class GradientReturn {
  public:
   // `own`: sums of the rank's own keys. Every element is written when finish() returns, and none before the first
@@ -21,13 +27,14 @@ class GradientReturn {
   GradientReturn(const StepList& steps, Communicator& communicator, Workspace& workspace, const Place& place,
                  const Kv& own, bool deterministic);
 
-  // Where step n writes dK and dV, every element of them. `nothing`: the step has no slices, and they are zeros.
-  Kv begin(Index n, bool nothing);
+  // Where step n writes dK and dV, or adds to what is there. `nothing`: the step has no slices, and they are zeros.
+  StepGradients begin(Index n, bool nothing);
   void end(Index n);
   void finish();
 
  private:
   const Step& step(Index n) const { return steps_[n]; }
+  std::size_t odd(Index n) const;  // of the two buffers and requests, those of step n
   Index heads(Index n) const { return steps_.heads_k(n).size(); }
   Kv own_heads(Index n) const { return heads_of(own_, steps_.heads_k(n)); }
   bool shifts(Index n) const;  // a ring step: gradients travel on with their keys
@@ -48,7 +55,7 @@ class GradientReturn {
   bool written_;                      // the first step writes own_
   bool adds_ = true;                  // the first message too is added to own_, which must be zeros or a step's sums
   bool clear_ = false;                // own_ must still be cleared
-  std::array<Request, 2> in_flight_;  // of even and odd steps
+  std::array<Request, 2> in_flight_;  // by turns
   std::array<Request, 2> leaving_;    // their second hop: from the node to the owners
 };
 

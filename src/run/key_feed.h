@@ -24,22 +24,22 @@ class KeyFeed {
     enter_nodes(1);
   }
 
-  // K and V of step n, which must be the next one; the move of step n + 1 is then in flight.
+  // K and V of step n, which must be the next one; the next move, that of step n + 1 if it has one, is then in flight.
   ConstKv take(Index n) {
     start(n, true);  // if its rows have only entered the node so far
-    arrivals_[odd(n)].wait();
+    if (steps_.source(n) >= 0) arrivals_[odd(n)].wait();
     // The first hop of step n + 1 had this step's second hop to hide under; without that it has this step's compute.
-    start(n + 1, steps_[n].move && steps_[n].move->relay);
+    start(steps_.next_move(n), steps_[n].move && steps_[n].move->relay);
     enter_nodes(n + 2);
     return kv_of(n);
   }
 
  private:
-  static std::size_t odd(Index n) { return at(n % 2); }
+  std::size_t odd(Index n) const { return at(steps_.turn(n) % 2); }
   bool moves(Index n) const { return n < steps_.size() && steps_[n].move.has_value(); }
 
   ConstKv kv_of(Index n) const {
-    return steps_[n].move ? constant(buffers_[odd(n)]) : heads_of(own_, steps_.heads_k(n));
+    return steps_.source(n) >= 0 ? constant(buffers_[odd(n)]) : heads_of(own_, steps_.heads_k(n));
   }
 
   // The first hop of step n. The relay buffer is free: the second hop of step n - 2 is over.
@@ -48,22 +48,23 @@ class KeyFeed {
     const Range heads = steps_.heads_k(n);
     const Relay& relay = *steps_[n].move->relay;
     relays_[odd(n)] =
-        take_kv(workspace_, n % 2 == 0 ? Slot::relay_0 : Slot::relay_1, shape_like(own_, relay.rows, heads.size()));
+        take_kv(workspace_, by_turn(Slot::relay_0, steps_.turn(n)), shape_like(own_, relay.rows, heads.size()));
     detail::label_step(steps_.first() + n);
     entered_[odd(n)] = communicator_.exchange(messages(relay.sends, heads_of(own_, heads)),
                                               messages(relay.receives, constant(relays_[odd(n)])));
   }
 
-  // Starts the move of step n unless that was done. The buffer is free: step n - 2 has been computed, and the rows that
-  // it sent on arrived with step n - 1. `relayed`: a second hop too, for which this waits for the first.
+  // Starts the move of step n unless that was done. The buffer is free: the steps of the last move but one have been
+  // computed, and the rows that they sent on arrived with the last one. `relayed`: a second hop too, for which this
+  // waits for the first.
   void start(Index n, bool relayed) {
     if (n < next_ || !moves(n)) return;
     const Range heads = steps_.heads_k(n);
     const Move& move = *steps_[n].move;
     if (move.relay && !relayed) return;
     next_ = n + 1;
-    buffers_[odd(n)] = take_kv(workspace_, n % 2 == 0 ? Slot::keys_0 : Slot::keys_1,
-                               shape_like(own_, steps_[n].key_rows, heads.size()));
+    buffers_[odd(n)] =
+        take_kv(workspace_, by_turn(Slot::keys_0, steps_.turn(n)), shape_like(own_, steps_[n].key_rows, heads.size()));
     const ConstKv from = move.kind == Move::Kind::shift ? kv_of(n - 1) : heads_of(own_, heads);
     std::vector<Message> sends = messages(move.sends, from);
     if (move.relay) {

@@ -129,20 +129,20 @@ ExecutorBackwardArgs with_keys(const Schedule& schedule, const ExecutorBackwardA
   return all;
 }
 
-Kv StepGradients::begin(Index n) {
+StepGradients KeyGradients::begin(Index n) {
   if (source_ == nullptr) return home_.begin(n, !computed_(n));
   if (first_of_move(n)) {
     bool nothing = true;
     for (Index m = n; m < steps_.size() && source_->move_of(m) == source_->move_of(n); ++m)
       nothing = nothing && !computed_(m);
-    sum_ = home_.begin(source_->move_of(n), nothing).k;
+    sum_ = home_.begin(source_->move_of(n), nothing).to.k;
     // What travels with the rows is added at the end of the move.
     if (!nothing) clear(place_, sum_);
   }
-  return computed_(n) ? source_->gradients(n, workspace_) : Kv{};
+  return {computed_(n) ? source_->gradients(n, workspace_) : Kv{}};
 }
 
-void StepGradients::end(Index n) {
+void KeyGradients::end(Index n) {
   if (source_ == nullptr) return home_.end(n);
   if (last_of_move(n)) home_.end(source_->move_of(n));
 }

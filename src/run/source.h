@@ -118,11 +118,11 @@ class StepKeys {
 };
 
 // Takes the dK and dV of the steps, and returns them, or what the source gets of them, to the owners of the rows.
-class StepGradients {
+class KeyGradients {
  public:
   // `own`: sums of the rank's own dK and dV, or of its dsource.
-  StepGradients(const StepList& steps, const Computed& computed, Communicator& communicator, Workspace& workspace,
-                const Place& place, const Kv& own, bool deterministic, const SourceCall* source)
+  KeyGradients(const StepList& steps, const Computed& computed, Communicator& communicator, Workspace& workspace,
+               const Place& place, const Kv& own, bool deterministic, const SourceCall* source)
       : steps_(steps),
         computed_(computed),
         workspace_(workspace),
@@ -131,7 +131,7 @@ class StepGradients {
         home_(source != nullptr ? source->steps : steps, communicator, workspace, place, own, deterministic) {}
 
   // Where step n writes dK and dV, every element of them.
-  Kv begin(Index n);
+  StepGradients begin(Index n);
   // After step n, whose move brought `taken`.
   void reduce(Index n, const ConstKv& taken, const Kv& gradients) const {
     if (source_ != nullptr) source_->reduce(n, taken.k, gradients, sum_);

@@ -14,12 +14,12 @@
 namespace weft::run {
 
 enum class Slot {
-  keys_0,             // K and V of even steps
-  keys_1,             // K and V of odd steps
-  key_gradients_0,    // dK and dV of even steps
-  key_gradients_1,    // dK and dV of odd steps
+  keys_0,  // K and V of steps, by turns
+  keys_1,
+  key_gradients_0,  // dK and dV of steps, by turns
+  key_gradients_1,
   own_key_gradients,  // sums of the rank's own dK and dV
-  relay_0,            // K and V that a move in two hops brings into the node, of even steps
+  relay_0,            // K and V that a move in two hops brings into the node, by turns
   relay_1,
   relay_gradients_0,  // their dK and dV, summed inside the node
   relay_gradients_1,
@@ -28,6 +28,14 @@ enum class Slot {
   states,
   step_dq,
   numbers,  // one per head
+  // Queries of other ranks (Schedule::query_moves), and partial states of the own rows that come home.
+  other_q,
+  other_dout,
+  other_out,
+  other_lse,
+  other_dq,
+  arrived_sums,
+  arrived_states,
   // Tensors once heads have been swapped for sequence: of even head groups, then of odd ones. K and V, and their
   // gradients, stay for the head groups that share them, and take turns otherwise.
   swap_kv_0,

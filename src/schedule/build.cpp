@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "index.h"
+#include "ranges.h"
 #include "schedule/groups.h"
 #include "text.h"
 #include "weft/support.h"
@@ -56,11 +57,13 @@ Range kv_heads(const Schedule& s, Range q) {
 
 }  // namespace
 
-void add_shifted(Slice s, Index by, std::vector<Slice>& to) {
-  s.k_begin += by;
-  s.k_end += by;
-  s.lo = shift_bound(s.lo, by);
-  s.hi = shift_bound(s.hi, by);
+void add_shifted(Slice s, ShiftedBy rows, std::vector<Slice>& to) {
+  s.q_begin += rows.q;
+  s.q_end += rows.q;
+  s.k_begin += rows.k;
+  s.k_end += rows.k;
+  s.lo = shift_bound(s.lo, rows.k - rows.q);
+  s.hi = shift_bound(s.hi, rows.k - rows.q);
   to.push_back(s);
 }
 
@@ -76,7 +79,7 @@ void add_touched(const Plan& plan, const std::vector<Range>& touched, Index firs
     const auto range = std::upper_bound(touched.begin(), touched.end(), s.k_begin,
                                         [](Index row, const Range& r) { return row < r.begin; }) -
                        touched.begin() - 1;
-    add_shifted(s, places[at(range)] - touched[at(range)].begin, slices);
+    add_shifted(s, {.k = places[at(range)] - touched[at(range)].begin}, slices);
   }
 }
 
@@ -84,7 +87,11 @@ namespace {
 
 class Builder {
  public:
-  Builder(Schedule& s, const Description& d) : s_(s), d_(d), groups_(s), queries_(groups_.queries(groups_.mine())) {}
+  Builder(Schedule& s, const Description& d)
+      : s_(s),
+        d_(d),
+        groups_(s),
+        queries_(d.query_ranks > 1 ? s.layouts.q.runs(s.rank) : groups_.queries(groups_.mine())) {}
 
   void add_steps() {
     for (Index n = 0; n < static_cast<Index>(d_.steps.size()); ++n) {
@@ -115,15 +122,27 @@ class Builder {
     } else if (step.move == Move::Kind::send) {
       move = step.by_node ? send_by_node(groups_, d_.node, step.distances, plan) : send(step.distances, plan);
     } else {
-      for (Index d = step.distances.begin; d < step.distances.end; ++d) {
-        const Plan more = groups_.plan(groups_.at_distance(d));
-        for (const Slice& s : more.slices) add_shifted(s, plan.k_rows, plan.slices);
-        plan.k_rows += more.k_rows;
-      }
+      add_groups(step, plan);
       if (step.move) move = shift(n, *step.move);
     }
-    s_.steps.push_back({.move = std::move(move), .key_rows = plan.k_rows, .plan = static_cast<Index>(s_.plans.size())});
+    const Range queries{step.queries.begin * queries_.rows(), step.queries.end * queries_.rows()};
+    s_.steps.push_back({.move = std::move(move),
+                        .again = step.again,
+                        .key_rows = plan.k_rows,
+                        .queries = queries,
+                        .plan = static_cast<Index>(s_.plans.size())});
     s_.plans.push_back(std::move(plan));
+  }
+
+  // Slices of the parts of the queries against all keys of the groups at the step's distances.
+  void add_groups(const StepDescription& step, Plan& plan) const {
+    plan.q_rows = step.queries.size() * queries_.rows();
+    for (Index d = step.distances.begin; d < step.distances.end; ++d, plan.k_rows += groups_.rows()) {
+      for (Index part = step.queries.begin; part < step.queries.end; ++part) {
+        const ShiftedBy rows{.k = plan.k_rows, .q = (part - step.queries.begin) * queries_.rows()};
+        for (const Slice& s : groups_.plan(part, groups_.at_distance(d)).slices) add_shifted(s, rows, plan.slices);
+      }
+    }
   }
 
   Move gather_all(bool sequence_order) const {
@@ -212,15 +231,18 @@ Schedule unscheduled(const Problem& problem, const Layouts& layouts, Index rank,
           .heads_k = heads.k,
           .head_map = {heads.map.begin(), heads.map.end()},
           .swap = {},
+          .query_moves = {},
+          .seeing = {},
           .plans = {},
           .steps = {}};
 }
 
-void require_layouts(const ScheduleOptions& options, const Layouts& layouts) {
+void require_layouts(const ScheduleOptions& options, const Layouts& layouts, bool source) {
   require_support({.schedule = options.kind,
                    .key_order = options.key_order,
                    .stride_q = layouts.q.runs(0).stride(),
-                   .stride_k = layouts.k.runs(0).stride()});
+                   .stride_k = layouts.k.runs(0).stride(),
+                   .source = source});
 }
 
 void swap_heads(Schedule& s, Index ulysses, Index head_groups) {
@@ -244,6 +266,20 @@ void swap_heads(Schedule& s, Index ulysses, Index head_groups) {
   for (Index h = swap.heads_q[me].begin; h < swap.heads_q[me].end; ++h)
     swap.head_map.push_back(kv_head(s, h) - swap.heads_k[me].begin);
   s.swap = std::move(swap);
+}
+
+void move_queries(Schedule& s, Index query_ranks) {
+  s.query_ranks = query_ranks;
+  if (s.q_rows == 0) return;  // nothing moves
+  const Groups groups(s);
+  const Range own{0, s.q_rows};
+  for (Index part = 1; part < query_ranks; ++part) {
+    const Range theirs{part * s.q_rows, (part + 1) * s.q_rows};
+    s.query_moves.push_back({.sends = {{groups.owner(-part), {own}}}, .receives = {{groups.owner(part), {theirs}}}});
+  }
+  const Plan seen = make_plan(s.problem, s.layouts.q.runs(s.rank), s.layouts.k.rank_order());
+  for (const Slice& slice : seen.slices) s.seeing.push_back({slice.q_begin, slice.q_end});
+  s.seeing = joined(std::move(s.seeing));
 }
 
 StepHeads step_heads(const Schedule& s, const StepDescription& step) {
@@ -313,6 +349,12 @@ bool Swap::ends_keys(Index n, Index member) const {
 }
 
 Index Schedule::step_heads_q() const { return swap ? swap->heads_q[at(rank - swap->group.begin)].size() : heads_q; }
+Index Schedule::query_rows() const {
+  Index rows = q_rows * ulysses();
+  for (const QueryMove& move : query_moves)
+    for (const PeerRows& p : move.receives) rows += schedule::rows_in(p.rows);
+  return rows;
+}
 Index Schedule::step_heads_k() const { return swap ? swap->heads_k[at(rank - swap->group.begin)].size() : heads_k; }
 
 Schedule make_schedule(const Problem& problem, const Layouts& layouts, Index rank, const Heads& heads,
@@ -322,6 +364,7 @@ Schedule make_schedule(const Problem& problem, const Layouts& layouts, Index ran
   schedule::require_layouts(options, layouts);
   const schedule::Description d = schedule::describe_schedule(options, schedule::shape_of(layouts, heads));
   if (d.ulysses > 0) schedule::swap_heads(s, d.ulysses, schedule::swapped_groups(d));
+  if (d.query_ranks > 1) schedule::move_queries(s, d.query_ranks);
   schedule::Builder(s, d).add_steps();
   return s;
 }

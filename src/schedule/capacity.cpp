@@ -3,7 +3,7 @@
 #include "index.h"
 #include "schedule/build.h"
 #include "schedule/groups.h"
-#include "text.h"
+#include "weft/support.h"
 
 namespace weft {
 namespace {
@@ -29,12 +29,7 @@ CapacitySchedule capacity_schedule(const Capacity& c, const Heads& heads, Schedu
   const Problem any(Packing(whole_stream(c.ranks * c.q_rows), whole_stream(c.ranks * c.k_rows)), Mask{});
   const Layouts layouts = make_layouts(LayoutKind::contiguous, any, c.ranks);
   const schedule::Description d = schedule::describe_schedule(options, schedule::shape_of(layouts, heads));
-  for (const schedule::StepDescription& step : d.steps) {
-    if (step.move == Move::Kind::send)
-      throw Error(text("schedule ", words(options), ", whose messages depend on lengths, and lengths are not known on ",
-                       "the host"),
-                  "use all_gather, ring, all_to_all or hybrid, or keep cu_seqlens on the CPU");
-  }
+  require_support({.schedule = options.kind, .device_lengths = true});
   CapacitySchedule made{make_schedule(any, layouts, c.rank, heads, options), {}};
   const schedule::Groups groups(made.schedule);
   const Index size = made.schedule.ulysses();

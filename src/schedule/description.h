@@ -21,6 +21,8 @@ struct StepDescription {
   // before, if that is a shift too, otherwise from the owners. None: the own keys, which need not move.
   std::optional<Move::Kind> move = {};
   Range distances = {0, 1};  // groups whose keys are met: so far before the own group, around all groups
+  bool again = false;        // of no move: the keys of the step before, which were brought
+  Range queries = {0, 1};    // in a mesh: 0 the own, n those of the rank n places before in the group
   // Distances count nodes, all groups of which are met. A send does not meet the own group.
   bool by_node = false;
   bool sequence_order = false;  // a gather of all groups: keys by token, not by rank
@@ -30,6 +32,8 @@ struct StepDescription {
 };
 
 struct Description {
+  // Ranks of a group that attend each other's queries; each meets the keys of the ranks at its own place in the groups.
+  Index query_ranks = 1;
   Index ulysses = 0;  // ranks of a group, which swap heads for sequence before the steps; 0: no swap
   std::vector<StepDescription> steps = {};
   // Groups of a node, whose links are fast. If more than 1, keys of other nodes come in two hops (Move::relay): those
@@ -45,10 +49,11 @@ struct Definition {
   Description (*describe)(const ScheduleOptions& options, const Shape& shape) = nullptr;
   // What is worth a try for `auto`; `levels` are the ranks that each level of the machine's links joins.
   std::vector<ScheduleOptions> (*candidates)(const Shape& shape, std::span<const Index> levels) = nullptr;
-  bool source = false;    // may bring rows of a source in place of K and V
-  bool outer = false;     // may bring the keys of the other groups of a hybrid
-  bool composed = false;  // takes the options of ScheduleOptions::outer too
-  int tie_order = 100;    // of schedules that are predicted to take the same, `auto` takes the one with the lowest
+  bool source = false;               // may bring rows of a source in place of K and V
+  std::string_view by_lengths = {};  // why its steps are planned where lengths are known; empty: they need not be
+  bool outer = false;                // may bring the keys of the other groups of a hybrid
+  bool composed = false;             // takes the options of ScheduleOptions::outer too
+  int tie_order = 100;  // of schedules that are predicted to take the same, `auto` takes the one with the lowest
 };
 
 std::span<const Definition> registry();
@@ -75,7 +80,7 @@ inline bool is_shift(const Description& d, Index n) {
 // Do these steps meet the same keys, for other heads?
 inline bool same_keys(const StepDescription& a, const StepDescription& b) {
   return a.move == b.move && a.distances == b.distances && a.by_node == b.by_node &&
-         a.sequence_order == b.sequence_order;
+         a.sequence_order == b.sequence_order && a.again == b.again && a.queries == b.queries;
 }
 // The step before step n that meets the same keys, for other heads; -1: none.
 Index step_of_same_keys(const Description& d, Index n);

@@ -40,6 +40,7 @@ Definition exact() {
           .describe = describe,
           .candidates = candidates,
           .source = true,
+          .by_lengths = "whose messages depend on lengths",
           .tie_order = 0};
 }
 

@@ -1,4 +1,5 @@
-// The groups of ranks whose keys a rank meets: of one rank each, or of those that swapped heads for sequence.
+// The groups of ranks whose keys a rank meets: of one rank each, of those that swapped heads for sequence, or, in a
+// mesh, of those that attend each other's queries, where keys are those of the rank at the own place.
 #pragma once
 
 #include <algorithm>
@@ -19,7 +20,11 @@ inline void append(std::vector<Range>& to, Range next) {
 class Groups {
  public:
   explicit Groups(const Schedule& s)
-      : s_(s), size_(s.ulysses()), count_(s.ranks / size_), mine_(s.rank / size_), rows_(s.k_rows * size_) {}
+      : s_(s),
+        size_(s.swap ? s.ulysses() : s.query_ranks),
+        count_(s.ranks / size_),
+        mine_(s.rank / size_),
+        rows_(s.k_rows * s.ulysses()) {}
 
   Index count() const { return count_; }
   Index mine() const { return mine_; }
@@ -29,10 +34,16 @@ class Groups {
   Index peer(Index group) const { return group * size_ + s_.rank % size_; }
 
   RunList keys(Index first, Index count = 1) const {
+    if (s_.query_ranks > 1) return s_.layouts.k.rank_order({peer(first), count, size_});
     return s_.layouts.k.rank_order({first * size_, count * size_, 1});
   }
   RunList queries(Index first, Index count = 1) const {
     return s_.layouts.q.rank_order({first * size_, count * size_, 1});
+  }
+  // The rank whose queries are such a part of those that are attended here (StepDescription::queries).
+  Index owner(Index part) const { return mine_ * size_ + floor_mod(s_.rank - part, size_); }
+  Plan plan(Index part, Index group) const {
+    return s_.query_ranks > 1 ? make_plan(s_.problem, s_.layouts.q.runs(owner(part)), keys(group)) : plan(group);
   }
   // Plan of the own queries against a group's keys, and keys of a group that so many groups' queries see.
   Plan plan(Index group) const { return make_plan(s_.problem, queries(mine_), keys(group)); }
@@ -62,8 +73,11 @@ class Groups {
   Index rows_;
 };
 
-// Adds a slice whose keys lie `by` rows further in the buffer at hand.
-void add_shifted(Slice s, Index by, std::vector<Slice>& to);
+// Adds a slice whose keys, and whose queries, lie so many rows further in the buffers at hand.
+struct ShiftedBy {
+  Index k = 0, q = 0;
+};
+void add_shifted(Slice s, ShiftedBy rows, std::vector<Slice>& to);
 // Adds the slices of a plan against a group's rows, of which only `touched` are in the buffer, from row `first` on.
 void add_touched(const Plan& plan, const std::vector<Range>& touched, Index first, std::vector<Slice>& slices);
 

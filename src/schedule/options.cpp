@@ -25,13 +25,19 @@ constexpr ScheduleOption kOptions[] = {
      .help = "rows of other ranks come in so many steps, each while the one before is attended",
      .whole = &ScheduleOptions::stages},
     {.name = "ranks_per_step",
-     .help =
-         "a step brings the keys of so many ranks (hybrid: groups), with node those of one node; more are fewer steps "
-         "and larger buffers",
+     .help = "a step brings the keys of so many ranks (hybrid, mesh: groups), with node those of one node; more are "
+             "fewer steps "
+             "and larger buffers",
      .whole = &ScheduleOptions::ranks_per_step},
     {.name = "node",
      .help = "so many consecutive ranks share fast links: a row enters such a node once and is passed on inside it",
-     .whole = &ScheduleOptions::node}};
+     .whole = &ScheduleOptions::node},
+    {.name = "query_ranks",
+     .help =
+         "so many consecutive ranks attend each other's queries, each against its share of the keys; 0: the side of "
+         "the mesh with the fewest bytes",
+     .whole = &ScheduleOptions::query_ranks,
+     .least = 0}};
 
 constexpr std::string_view kOrders[] = {"auto", "sequence", "rank"};  // by KeyOrder
 
@@ -118,7 +124,7 @@ void check_options(const ScheduleOptions& o) {
   for (const ScheduleOption& option : kOptions) {
     if (option.whole == nullptr) continue;
     const std::string problem = text("schedule option ", option.name, " = ", o.*option.whole);
-    if (o.*option.whole < 1) throw Error(problem, "use at least 1");
+    if (o.*option.whole < option.least) throw Error(problem, text("use at least ", option.least));
     if (o.*option.whole > kMaxTokens) throw Error(problem, text("use at most ", kMaxTokens));
   }
   const std::vector<std::string_view> outers = schedule_option("outer").names();

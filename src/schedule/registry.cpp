@@ -32,8 +32,12 @@ Description describe_schedule(const ScheduleOptions& options, const Shape& shape
   check_options(options);
   Description d = definition(options.kind).describe(options, shape);
   const auto size = static_cast<Index>(d.steps.size()), groups = swapped_groups(d);
-  for (Index n = 0; n < size && d.ulysses > 0; ++n) {
+  for (Index n = 0; n < size; ++n) {
     const StepDescription& step = d.steps[at(n)];
+    if (step.move == Move::Kind::send && definition(options.kind).by_lengths.empty())
+      throw Error(text(name(options.kind), " sends the rows that are seen, which needs lengths on the host"),
+                  "say so in the by_lengths of its definition");
+    if (d.ulysses == 0) continue;
     if (step.move == Move::Kind::send)
       throw Error(text(name(options.kind), " sends the rows that are seen after a swap of heads"),
                   "describe it with Move::Kind::gather");

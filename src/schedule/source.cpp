@@ -56,6 +56,8 @@ Schedule source_moves(const Schedule& s) {
                  .heads_k = 1,
                  .head_map = {},
                  .swap = s.swap,
+                 .query_moves = {},
+                 .seeing = {},
                  .plans = {},
                  .steps = {}};
   for (Index n = 0; n < static_cast<Index>(s.steps.size()); ++n) {

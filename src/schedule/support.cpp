@@ -44,6 +44,9 @@ std::optional<Refusal> refusal(const Use& use) {
   if (use.device_plan)
     return Refusal{"a device_plan is given, and the steps of a schedule are planned on the host",
                    "leave it out, or gather keys yourself and call attend"};
+  if (const std::string_view why = schedule::definition(*use.schedule).by_lengths; use.device_lengths && !why.empty())
+    return Refusal{text("schedule ", name(*use.schedule), ", ", why, ", and lengths are not known on the host"),
+                   "use all_gather, ring, all_to_all or hybrid, or keep cu_seqlens on the CPU"};
   if (use.stride_q != use.stride_k)
     return Refusal{
         text("queries have stride ", use.stride_q, " and keys ", use.stride_k, ": a band between them is no slice"),
@@ -81,6 +84,7 @@ std::vector<SupportRow> support_table() {
   for (const DType dtype : {DType::f32, DType::bf16, DType::f16, DType::f64, DType::f8_e4m3, DType::f8_e5m2})
     add(rows, "dtype", std::string(name(dtype)), {.dtype = dtype});
   add(rows, "feature", "device_plan, on a GPU", {.device_plan = true});
+  add(rows, "feature", "cu_seqlens on a GPU", {.device_lengths = true});
   add(rows, "feature", "source in place of K and V", {.source = true});
   add(rows, "feature", "bias", {.bias = true});
   add(rows, "feature", "dropout", {.dropout = 0.1});

@@ -4,6 +4,7 @@
 #include "schedule/source.h"
 #include "text.h"
 #include "weft/error.h"
+#include "weft/support.h"
 
 namespace weft {
 namespace {
@@ -61,6 +62,14 @@ class Counter {
 
   // Numbers of a row and head: of K and V, or of the source, which is one head.
   Index key_width() const { return shape_.source > 0 ? shape_.source : shape_.dim_qk + shape_.dim_v; }
+  // Queries there, what comes of them back.
+  void queries(Pass pass) {
+    const schedule::QueryBytes row = schedule::query_bytes(shape_, pass);
+    for (const QueryMove& m : s_.query_moves) {
+      move(m.sends, m.receives, row.there * s_.heads_q);
+      move(m.receives, m.sends, row.back * s_.heads_q);
+    }
+  }
 
   Traffic total;
 
@@ -75,6 +84,15 @@ class Counter {
 
 }  // namespace
 
+schedule::QueryBytes schedule::query_bytes(const TensorShape& shape, Pass pass) {
+  const auto size = [&](std::optional<DType> dtype) { return size_of(dtype.value_or(shape.dtype)); };
+  const DType sums = sum_type(shape.dtype);
+  const Index q = shape.dim_qk * size({}), state = 2 * size_of(sums);  // max and sum
+  if (pass == Pass::forward) return {q, shape.dim_v * size_of(sums) + state};
+  const Index lse = shape.lse ? size_of(*shape.lse) : 0;
+  return {q + shape.dim_v * (size(shape.dout) + size(shape.out)) + lse, shape.dim_qk * size_of(sums)};
+}
+
 namespace {
 
 Traffic traffic_of_moves(const Schedule& s, const TensorShape& shape, Pass pass, Index node) {
@@ -84,6 +102,7 @@ Traffic traffic_of_moves(const Schedule& s, const TensorShape& shape, Pass pass,
   Counter count(s, shape, node > 0 ? node : uses(s.options, "node") ? s.options.node : 1);
   bool shifted = false;  // gradients of what came in the step before travel on
   for (Index n = 0; s.swap && n < static_cast<Index>(s.swap->head_groups.size()); ++n) count.swaps(pass, n);
+  count.queries(pass);
   for (const Step& step : s.steps) {
     if (!step.move) {
       shifted = false;
@@ -116,7 +135,9 @@ Traffic traffic_of_moves(const Schedule& s, const TensorShape& shape, Pass pass,
 
 Traffic traffic(const Schedule& s, const TensorShape& shape, Pass pass, Index node) {
   schedule::check_shape(s.layouts, s.heads_q, s.heads_k, shape);
-  return traffic_of_moves(shape.source > 0 ? schedule::source_moves(s) : s, shape, pass, node);
+  if (shape.source == 0) return traffic_of_moves(s, shape, pass, node);
+  require_support({.schedule = s.options.kind, .source = true});
+  return traffic_of_moves(schedule::source_moves(s), shape, pass, node);
 }
 
 }  // namespace weft

@@ -4,11 +4,11 @@ import shlex
 
 import pytest
 
-SCHEDULES = ["all_gather", "ring", "all_to_all", "hybrid", "exact"]
+SCHEDULES = ["all_gather", "ring", "all_to_all", "hybrid", "exact", "mesh"]
 TENSORS = ["out", "lse", "max_logit", "dq", "dk", "dv", "dsink"]
 # Columns of a grid: every variant of every schedule.
 COLUMNS = ["all_gather key_order=sequence", "all_gather key_order=rank", "ring", "all_to_all", "hybrid",
-           "hybrid outer=all_gather key_order=sequence", "hybrid outer=all_gather key_order=rank", "exact"]
+           "hybrid outer=all_gather key_order=sequence", "hybrid outer=all_gather key_order=rank", "exact", "mesh"]
 
 
 def lines_of(out, word):
@@ -33,6 +33,8 @@ def test_one_problem_by_all(weft, dtype):
     "--schedule exact --stages 1 --checked",
     "--schedule ring,hybrid --ranks-per-step 1 --checked",
     "--schedule ring --ranks-per-step 3",
+    "--schedule mesh --query-ranks 2 --ranks-per-step 1 --checked",
+    "--schedule mesh",
     "--schedule ring --kernel cpu.scalar --comm threads",
     "--schedule all --layout dual_chunk --cu-seqlens-padded 0,16,32 --format sbhd",
     "--schedule all --layout dual_chunk --cu-seqlens-padded 0,16,32 --format bshd --softcap 3",

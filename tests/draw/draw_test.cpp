@@ -47,7 +47,9 @@ void check_panel(const Figure& figure, const Panel& panel) {
   for (const PlacedSlice& p : panel.slices) {
     const Index first = p.rank / panel.ulysses * panel.ulysses;
     for (Index row = p.slice.q_begin; row < p.slice.q_end; ++row) {
-      const Index q = layouts.q.tokens(first + row / layouts.q.rows())[at(row % layouts.q.rows())];
+      const Index part = row / layouts.q.rows(), side = panel.query_ranks;  // of a mesh: own queries first, then backwards
+      const Index holder = side > 1 ? p.rank / side * side + (p.rank - part + side) % side : first + part;
+      const Index q = layouts.q.tokens(holder)[at(row % layouts.q.rows())];
       for (Index k_row = p.slice.k_begin; k_row < p.slice.k_end; ++k_row) {
         if (!sees(p.slice, row, k_row)) continue;
         const Index k = p.k_shift + k_row * p.k_stride;
@@ -57,7 +59,7 @@ void check_panel(const Figure& figure, const Panel& panel) {
         const Index gq = rank_q / panel.ulysses, gk = rank_k / panel.ulysses;
         const bool near = static_cast<Index>(panel.step_of.size()) == groups;
         ASSERT_EQ(panel.step_of[at(near ? (gq - gk + groups) % groups : gq * groups + gk)], p.step);
-        if (rank_q == p.rank) {
+        if (rank_q == p.rank || side > 1) {
           ASSERT_TRUE(seen.emplace(q, k).second) << q << " " << k;
         }
       }

@@ -28,7 +28,7 @@ using weft::fuzz::ByteChoices;
 constexpr Index kMostRanks = 4;
 
 weft::ScheduleOptions options_of(ByteChoices& bytes, const Case& c) {
-  weft::ScheduleOptions o{.kind = weft::schedule_kinds()[at(bytes.pick(0, 4))]};
+  weft::ScheduleOptions o{.kind = weft::schedule_kinds()[at(bytes.pick(0, 5))]};
   if (weft::uses(o.kind, "key_order")) o.key_order = static_cast<weft::KeyOrder>(bytes.pick(0, 2));
   if (weft::uses(o.kind, "head_groups")) o.head_groups = bytes.pick(1, c.heads_k);
   if (o.kind == weft::ScheduleKind::hybrid) {
@@ -37,15 +37,16 @@ weft::ScheduleOptions options_of(ByteChoices& bytes, const Case& c) {
   }
   o.stages = bytes.pick(1, 5);
   o.ranks_per_step = bytes.pick(1, 3);
+  o.query_ranks = bytes.one_in(2) ? c.ranks : 0;
   o.node = c.ranks % 2 == 0 && bytes.one_in(2) ? 2 : 1;
   return o;
 }
 
 void spoil(weft::ScheduleOptions& o, ByteChoices& bytes) {
-  Index* const fields[] = {&o.head_groups, &o.ulysses, &o.stages, &o.ranks_per_step, &o.node};
-  Index& x = *fields[bytes.pick(0, 4)];
+  Index* const fields[] = {&o.head_groups, &o.ulysses, &o.stages, &o.ranks_per_step, &o.node, &o.query_ranks};
+  Index& x = *fields[bytes.pick(0, 5)];
   x = weft::fuzz::hostile(bytes, x);
-  if (bytes.one_in(4)) o.outer = static_cast<weft::ScheduleKind>(bytes.pick(0, 4));
+  if (bytes.one_in(4)) o.outer = static_cast<weft::ScheduleKind>(bytes.pick(0, 5));
 }
 
 void spoil_attention(Case& c, ByteChoices& bytes) {

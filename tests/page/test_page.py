@@ -54,6 +54,9 @@ def step(schedule, ranks, q, k):
         return 0 if distance == 0 else 1 + next(s for s in range(stages) if distance <= (ranks - 1) * (s + 1) // stages)
     if schedule == "hybrid":  # 2 x ranks / 2
         return (q // 2 - k // 2) % (ranks // 2)
+    if schedule == "mesh":  # 2 x 2: own queries and own keys, the other's and own keys, both with the keys that come
+        foreign, far = (k - q) % 2, (q // 2 - k // 2) % 2
+        return 3 - foreign if far else foreign
     return 0
 
 
@@ -62,7 +65,7 @@ def step(schedule, ranks, q, k):
 @pytest.mark.parametrize("layout, multiple", [("zigzag", 1), ("contiguous", 3), ("striped", 1), ("dual_chunk", 8)])
 def test_every_pair_is_as_the_plan_says(weft, show, mask, layout, multiple):
     flags, meaning = MASKS[mask]
-    schedules = ["all_gather", "ring", "all_to_all", "hybrid", "exact"]
+    schedules = ["all_gather", "ring", "all_to_all", "hybrid", "exact", "mesh"]
     page = show("--docs", "17,1,0,30,9", "--padded-to", multiple, "--layout", layout, "--ranks", 4, *flags.split(),
                 "--heads", "8:4", "--schedule", ",".join(schedules), context={"viewport": {"width": 480, "height": 400}})
     s = model.stream([17, 1, 0, 30, 9], multiple)
@@ -89,7 +92,8 @@ def test_every_pair_is_as_the_plan_says(weft, show, mask, layout, multiple):
             assert said["step"] == step(schedule, 4, *owners), (schedule, q, k)
             slice = said["slice"]
             group = {"all_to_all": 4, "hybrid": 2}.get(schedule, 1)
-            row = owners[0] % group * max(map(len, rows.values())) + said["query"]["row"]
+            part = sum(owners) % 2 if schedule == "mesh" else owners[0] % group  # mesh: own queries, then the other's
+            row = part * max(map(len, rows.values())) + said["query"]["row"]
             assert slice["q"][0] <= row < slice["q"][1]
 
 

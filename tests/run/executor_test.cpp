@@ -36,6 +36,9 @@ std::vector<ScheduleOptions> all_schedules(Index heads_k, bool sequence_order, I
       all.push_back({.kind = ScheduleKind::hybrid, .ulysses = inside, .outer = across});
     all.push_back({.kind = ScheduleKind::hybrid, .ulysses = inside, .ranks_per_step = 1});
   }
+  for (const Index side : {1, 2, 3, 4})
+    if (ranks % side == 0) all.push_back({.kind = ScheduleKind::mesh, .query_ranks = side});
+  all.push_back({.kind = ScheduleKind::mesh, .ranks_per_step = 1, .query_ranks = ranks % 2 == 0 ? 2 : 1});
   for (const Index node : {2, 4}) {
     if (ranks % node != 0) continue;
     for (const Index stages : {1, 2, 4}) all.push_back({.kind = ScheduleKind::exact, .stages = stages, .node = node});

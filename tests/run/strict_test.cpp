@@ -29,7 +29,10 @@ std::vector<ScheduleOptions> every_way() {
           {.kind = ScheduleKind::exact, .stages = 1},
           {.kind = ScheduleKind::exact, .stages = 4},
           {.kind = ScheduleKind::exact, .stages = 2, .node = 2},
-          {.kind = ScheduleKind::exact, .stages = 4, .node = 2}};
+          {.kind = ScheduleKind::exact, .stages = 4, .node = 2},
+          {.kind = ScheduleKind::mesh, .ranks_per_step = 1, .query_ranks = 2},
+          {.kind = ScheduleKind::mesh, .query_ranks = 2},
+          {.kind = ScheduleKind::mesh}};
 }
 
 RanksProblem strict_problem(const std::vector<Index>& lengths = {61, 5, 38, 24}, Index left = -1) {

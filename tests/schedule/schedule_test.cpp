@@ -191,6 +191,56 @@ TEST(Schedule, RingsMeetEverybodyOnce) {
   }
 }
 
+// Each rank attends the queries of its group against the keys of its place in the groups: forward bytes are those of the
+// formula in docs/schedules.md, with one side 1 those of a ring, with the other 1 no keys move at all.
+TEST(Schedule, MeshesMoveWhatTheirFormulaSays) {
+  constexpr Index kTokens = 960, kHeadsQ = 6, kHeadsK = 2, kDim = 16;
+  const Problem problem(Stream::from_lengths(std::vector<Index>{kTokens}), {.causal = true});
+  const TensorShape shape{.dtype = DType::bf16, .dim_qk = kDim, .dim_v = kDim};
+  for (const auto& [a, b] : {std::pair<Index, Index>{1, 8}, {2, 4}, {4, 2}, {8, 1}, {3, 2}, {2, 3}}) {
+    const Layouts layouts = make_layouts(LayoutKind::zigzag, problem, a * b);
+    const Index rows = layouts.k.rows(), u = rows * kHeadsK * kDim * size_of(DType::bf16), g = kHeadsQ / kHeadsK;
+    for (Index rank = 0; rank < a * b; ++rank) {
+      const Schedule s = make_schedule(problem, layouts, rank, {kHeadsQ, kHeadsK},
+                                       {.kind = ScheduleKind::mesh, .query_ranks = a});
+      const Index forward = traffic(s, shape, Pass::forward).bytes_received;
+      EXPECT_EQ(forward, (3 * g * (a - 1) + 2 * (b - 1)) * u + 8 * rows * kHeadsQ * (a - 1)) << a << "x" << b;
+      // Q, dO and O there with the LSE, f32 dQ back; K and V again and their gradients.
+      const Index backward = traffic(s, shape, Pass::backward).bytes_received;
+      EXPECT_EQ(backward, (5 * g * (a - 1) + 6 * (b - 1)) * u + 4 * rows * kHeadsQ * (a - 1)) << a << "x" << b;
+      EXPECT_EQ(static_cast<Index>(s.query_moves.size()), a - 1);
+      EXPECT_EQ(s.query_rows(), a * rows);
+      for (const Step& step : s.steps) EXPECT_TRUE(b > 1 || !step.move);
+    }
+  }
+}
+
+TEST(Schedule, MeshesChooseTheirSide) {
+  const Problem problem(Stream::from_lengths(std::vector<Index>{64 * 64}), {.causal = true});
+  const auto side = [&](Index ranks, const Heads& heads) {
+    return make_schedule(problem, make_layouts(LayoutKind::zigzag, problem, ranks), 0, heads,
+                         {.kind = ScheduleKind::mesh})
+        .query_ranks;
+  };
+  EXPECT_EQ(side(1, {8, 1}), 1);
+  EXPECT_EQ(side(7, {8, 1}), 7);
+  EXPECT_EQ(side(64, {64, 8}), 2);
+  EXPECT_EQ(side(64, {8, 8}), 8);
+  EXPECT_EQ(side(16, {2, 2}), 4);
+  expect_refusal(
+      [&] {
+        make_schedule(problem, make_layouts(LayoutKind::zigzag, problem, 8), 0, {2, 2},
+                      {.kind = ScheduleKind::mesh, .query_ranks = 3});
+      },
+      {"query_ranks = 3 do not divide 8 ranks", "a side of the mesh that divides them, or 0"});
+  expect_refusal(
+      [&] {
+        make_schedule(problem, make_layouts(LayoutKind::zigzag, problem, 8), 0, {2, 2},
+                      {.kind = ScheduleKind::mesh, .query_ranks = -1});
+      },
+      {"query_ranks = -1", "at least 0"});
+}
+
 TEST(ScheduleKind, HasTheNamesOfOtherFrameworksToo) {
   EXPECT_EQ(schedule_kind("p2p"), ScheduleKind::ring);
   EXPECT_EQ(schedule_kind("a2a"), ScheduleKind::all_to_all);
@@ -207,6 +257,7 @@ TEST(ScheduleKind, HasThePlaceOfItsNameInTheRegistry) {
   EXPECT_EQ(name(ScheduleKind::all_to_all), "all_to_all");
   EXPECT_EQ(name(ScheduleKind::hybrid), "hybrid");
   EXPECT_EQ(name(ScheduleKind::exact), "exact");
+  EXPECT_EQ(name(ScheduleKind::mesh), "mesh");
   expect_refusal([] { (void)name(static_cast<ScheduleKind>(200)); }, {"no schedule 200"});
 }
 

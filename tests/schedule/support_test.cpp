@@ -12,6 +12,7 @@
 #include "index.h"
 #include "rank_tensors.h"
 #include "refusal.h"
+#include "weft/capacity.h"
 #include "weft/executor.h"
 #include "weft/reference.h"
 
@@ -126,6 +127,7 @@ Meanings tensor_meanings() {
         {"max_logit", nothing},  // is always asked for
         {"scale", set(&Case::scale, 0.7)},
         {"device_plan, on a GPU", nothing},  // there: cuda/graph_test.cpp
+        {"cu_seqlens on a GPU", nothing},
         {"bias", nothing},
         {"dropout", nothing}}}};
   for (const DType type : {DType::f32, DType::bf16, DType::f16, DType::f64, DType::f8_e4m3, DType::f8_e5m2})
@@ -230,8 +232,13 @@ void expect_refused(const Case& c, const SupportRow& row, const Refusal& words, 
   by_layout.bias = false;
   by_layout.dropout = 0;
   by_layout.device_plan = false;
+  by_layout.device_lengths = false;
   if (refusal(by_layout))
     return expect_words(words, "make_schedule", [&] { make_schedule(problem, layouts, 0, heads, options); });
+  if (row.use.device_lengths)
+    return expect_words(words, "capacity_schedule", [&] {
+      capacity_schedule({.ranks = kRanks, .rank = 0, .q_rows = 8, .k_rows = 8}, heads, options);
+    });
   if (row.use.device_plan) return;  // an executor's arguments have no such field
   run_ranks(kRanks, [&](Communicator& communicator) {
     Executor executor(communicator, make_schedule(problem, layouts, communicator.rank(), heads, options));

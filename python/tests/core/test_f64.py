@@ -7,7 +7,7 @@ import weft
 import weft.torch
 
 PACKING = weft.Packing([0, 2, 7])
-SCHEDULES = ["all_gather", "ring", "all_to_all", "hybrid", "exact", "auto"]
+SCHEDULES = ["all_gather", "ring", "all_to_all", "hybrid", "exact", "mesh", "auto"]
 
 
 def spread(comm, schedule):

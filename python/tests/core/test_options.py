@@ -28,7 +28,7 @@ WRONG = {  # option: values of the wrong kind
 OPTIONS = {  # of schedules: (who has it, who has it not, values of the wrong kind)
     "key_order": ("all_gather", "ring", ["mine", None]), "head_groups": ("all_gather", "exact", ["two", 1.5, True]),
     "ulysses": ("hybrid", "all_to_all", [None]), "outer": ("hybrid", "ring", ["around", 3]), "stages": ("exact", "ring", [2.0]),
-    "ranks_per_step": ("ring", "exact", ["x"]), "node": ("exact", "all_to_all", ["x"]),
+    "ranks_per_step": ("ring", "exact", ["x"]), "node": ("exact", "all_to_all", ["x"]), "query_ranks": ("mesh", "ring", ["x", None]),
 }
 NAMES = {"schedule": weft._core.schedules(), "layout": ["contiguous", "dual_chunk", "zigzag", "striped", "balanced", "placed"],
          "kernel": ["cpu", "reference"]}
@@ -75,7 +75,7 @@ def test_options_of_schedules(refused):
             weft.Schedule(other, **{name: 2})
         with refused(f"{name} = 2 with schedule auto", "chosen too"):
             weft.Schedule("auto", **{name: 2})
-    with refused("schedule ring has no option 'rings'", "ranks_per_step (ring, hybrid)"):
+    with refused("schedule ring has no option 'rings'", "ranks_per_step (ring, hybrid, mesh)"):
         weft.Schedule("ring", rings=2)
 
 

@@ -10,7 +10,7 @@ import weft.torch
 
 CU, RANKS = [0, 13, 14, 40, 64], 4
 PACKING = weft.Packing(CU)
-SCHEDULES = ["all_gather", "ring", "all_to_all", "hybrid", "exact"]
+SCHEDULES = ["all_gather", "ring", "all_to_all", "hybrid", "exact", "mesh"]
 
 
 def tensors(seed=1, heads=4, kv_heads=2):

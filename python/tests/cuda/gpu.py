@@ -15,7 +15,7 @@ REASON = ("this build of Weft has no CUDA (-DWEFT_CUDA=ON)" if not weft._core.ha
           "torch sees no GPU" if not torch.cuda.is_available() else None)
 needs_gpu = pytest.mark.skipif(REASON is not None, reason=str(REASON))
 
-SCHEDULES = ["all_gather", "ring", "all_to_all", "hybrid", "exact"]
+SCHEDULES = ["all_gather", "ring", "all_to_all", "hybrid", "exact", "mesh"]
 # Sequences with padding behind each, one of them a single token.
 OFFSETS, LENGTHS, TOKENS = [0, 104, 112, 304, 512], [100, 1, 190, 192], 512
 PACKING = weft.Packing(cu_seqlens_q_padded=OFFSETS, seqused_q=LENGTHS, tokens_q=TOKENS)

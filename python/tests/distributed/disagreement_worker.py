@@ -15,7 +15,7 @@ import processes
 
 RANKS, ODD, LIMIT = 3, 1, 12.0
 PACKING = [0, 24, 30, 54, 96]  # a multiple of 2 * RANKS, so that all layouts have as many rows
-SCHEDULES = ["all_gather", "ring", "all_to_all", "exact"]
+SCHEDULES = ["all_gather", "ring", "all_to_all", "exact", "mesh"]
 DEVICE = ["cpu"]
 
 

@@ -97,7 +97,7 @@ def micro(me):
 WAYS = {f"{name}: {schedule}": way(name, schedule) for name, schedules in {
     "raises": ["ring", "all_gather"],
     "exits": ["ring"],
-    "killed": ["all_gather", "ring", "all_to_all", "hybrid", "exact"],
+    "killed": ["all_gather", "ring", "all_to_all", "hybrid", "exact", "mesh"],
     "killed before the backward": ["ring", "exact"],
     "wrong rows": ["ring", "all_to_all"],
     "midway": ["all_gather", "ring", "hybrid"],
@@ -127,7 +127,7 @@ def at_random(seed, backend):
         for call in range(100000):
             odd = me == lost and AT_RANDOM[name] is None and call >= calls
             packing = weft.Packing([0, 7, 10, 40, 64] if name.endswith("checked") else [0, 7, 10, 33, 72]) if odd else PACKING
-            attend(choose.choice(["all_gather", "ring", "all_to_all", "hybrid", "exact"]), packing=packing, device=device,
+            attend(choose.choice(["all_gather", "ring", "all_to_all", "hybrid", "exact", "mesh"]), packing=packing, device=device,
                    checked=name.endswith("checked"))
             if device == "cuda":
                 torch.cuda.synchronize()

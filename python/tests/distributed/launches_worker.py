@@ -29,7 +29,7 @@ def run(rank):
     comm, pack = weft.torch.communicator(), weft.Packing(CU)
     x = torch.randn(CU[-1] // RANKS, 4, 64, device="cuda", dtype=torch.bfloat16, requires_grad=True)
     weft.torch.use_layout(pack, layout="zigzag")
-    for schedule in ("ring", "all_gather", "all_to_all", "exact"):
+    for schedule in ("ring", "all_gather", "all_to_all", "exact", "mesh"):
         def attend(schedule=schedule):
             out = weft.torch.context_parallel_attention(x, x, x, pack, causal=True, schedule=schedule, layout="zigzag")
             out.backward(out.detach())

@@ -27,7 +27,7 @@ def started(command, seconds=120):
 def looks_right(said, ranks=4):
     assert re.search(rf"\d+ checks on each of {ranks} ranks, all right", said.splitlines()[-1]), said
     assert "WRONG" not in said and "NOT as" not in said
-    for schedule in ("all_gather", "ring", "all_to_all", "hybrid", "exact"):
+    for schedule in ("all_gather", "ring", "all_to_all", "hybrid", "exact", "mesh"):
         assert re.search(rf"^{schedule} +f32 +[1-9]\d* +0 .* as traffic\(\) says$", said, re.M), said
         assert len(re.findall(rf"^{schedule}( +\d+\.\d\d){{4}}$", said, re.M)) == 1, said  # the step
     return said

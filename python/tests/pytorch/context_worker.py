@@ -82,8 +82,8 @@ def ddp_said_to_sum_is_wrong():
 
 def ddp_every_schedule():
     net = nn.parallel.DistributedDataParallel(model())
-    for schedule, layout in zip(("all_gather", "ring", "all_to_all", "hybrid", "exact", "auto"),
-                                ("zigzag", "balanced", "contiguous", "striped", "balanced", "auto")):
+    for schedule, layout in zip(("all_gather", "ring", "all_to_all", "hybrid", "exact", "mesh", "auto"),
+                                ("zigzag", "balanced", "contiguous", "striped", "balanced", "striped", "auto")):
         net.zero_grad()
         compare(net, weft.torch.ContextParallel(CU, layout=layout, schedule=schedule, reduction="mean"))
 

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 LAYOUTS = ["contiguous", "zigzag", "striped", "balanced"]
-SCHEDULES = ["all_gather", "ring", "all_to_all", "exact", "auto"]
+SCHEDULES = ["all_gather", "ring", "all_to_all", "exact", "mesh", "auto"]
 HEADS, DIM = 2, 4
 
 

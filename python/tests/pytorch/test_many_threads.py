@@ -16,7 +16,7 @@ import weft.torch
 import processes
 
 THREADS, CALLS = 8, 1000
-SCHEDULES = ["all_gather", "ring", "all_to_all", "exact"]
+SCHEDULES = ["all_gather", "ring", "all_to_all", "exact", "mesh"]
 LENGTHS = [[0, 96], [0, 7, 10, 64], [0, 33, 80]]
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 

@@ -241,6 +241,8 @@ def test_refusals():
 
     with refused("schedule exact, whose messages depend on lengths"):
         over("exact")
+    with refused("schedule mesh, whose steps attend other ranks' queries"):
+        over("mesh")
     with refused("ranks_per_step = 3"):
         over(weft.Schedule("ring", ranks_per_step=3))
     with refused("keys in sequence order"):

@@ -9,7 +9,7 @@ sys.path.insert(0, str(Path(__file__).parents[3] / "examples"))
 import processes
 import train_packed
 
-SCHEDULES = ["all_gather", "ring", "all_to_all", "hybrid", "exact"]
+SCHEDULES = ["all_gather", "ring", "all_to_all", "hybrid", "exact", "mesh"]
 RANKS, STEPS, TOKENS = 4, 50, 256
 CONFIG = train_packed.Config(layers=2, full_every=2, dim=32, hidden=48, chunk_size=24)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import json
 import threading
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
@@ -13,7 +14,8 @@ from torch.autograd.function import once_differentiable
 
 from .. import _arrays, _core, _options
 from .._arrays import error
-from .runs import Call, Run, _settings, _using, run_of, statistics, usable
+from .group import communicator
+from .runs import Call, Run, _settings, _using, call_of, chosen_for_source, run_of, statistics, usable
 
 _PLAIN = frozenset((torch.Tensor, torch.nn.Parameter))
 Expand = Callable[..., Tuple[Tensor, Tensor]]
@@ -106,7 +108,7 @@ def _leaves(made: Sequence[Tensor], source: Tensor, first: int) -> List[Tensor]:
     return list(found.values())
 
 
-def _probe(function: _Function, source: Tensor, heads_q: int) -> Tuple[_Shape, List[Tensor]]:
+def _probe(function: _Function, source: Tensor) -> Tuple[_Shape, List[Tensor]]:
     """Calls the function with one row of zeros: what it makes, and the tensors whose gradients it needs."""
     with torch.enable_grad():
         row = torch.zeros_like(source[:1] if len(source) else source.new_empty((1, source.shape[1]))).requires_grad_()
@@ -179,10 +181,28 @@ class _Maker:
                 self.sums[i] = grad.to(statistics(grad.dtype)) if before is None else before.add_(grad)
 
 
+_hows: Dict[Any, str] = {}  # settings with the schedule that auto stands for
+
+
+def _chosen(q: Tensor, source: Tensor, shape: _Shape, packing: Tensor, call: Call) -> Call:
+    """The call with the schedule that auto stands for: the bytes of the source count, and what it takes to expand it."""
+    if call.said["schedule"][0] != "auto":
+        return call
+    heads, widths = (q.shape[1], shape.heads), (_arrays.array(q).dtype, q.shape[2], shape.dim_v)
+    key = (call.how, packing.numpy().tobytes(), heads, widths, source.shape[1])
+    how = _hows.get(key)
+    if how is None:
+        best = chosen_for_source(packing, call.said, communicator(call.group).ranks, heads, widths, source.shape[1])
+        how = json.dumps({**json.loads(call.how), "schedule": [best.name, best.options]}, sort_keys=True)
+        if len(_hows) >= 256:
+            _hows.clear()
+        _hows[key] = how
+    return call_of(how)
+
+
 def _run_of(q: Tensor, source: Tensor, shape: _Shape, packing: Tensor, call: Call) -> Run:
     like = source.new_empty((source.shape[0], shape.heads, 1), device="meta")
-    run = run_of(q, like, like.new_empty((1, 1, shape.dim_v)), packing, call)
-    return run
+    return run_of(q, like, like.new_empty((1, 1, shape.dim_v)), packing, call)
 
 
 class _ExpandedAttention(torch.autograd.Function):
@@ -276,5 +296,6 @@ def attend(q: Tensor, source: Tensor, sink: Optional[Tensor], packing: Tensor, c
             expand: Expand) -> Tuple[Tensor, ...]:
     _check(q, source, call)
     function = _Function(expand, source)
-    shape, params = _probe(function, source, q.shape[-2])
+    shape, params = _probe(function, source)
+    call = _chosen(q, source, shape, packing, call)
     return _ExpandedAttention.apply(q, source.contiguous(), sink, packing, call, function, shape, *params)

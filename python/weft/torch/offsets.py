@@ -2,7 +2,7 @@
 never waits. On a CPU, for comparison, it is made by the host's planner, and wrong offsets raise.
 
 Lengths are not known on the host, so what depends on them there is refused: layouts balanced and placed, slices of the user's
-own, schedule exact. Over ranks messages have the sizes of whole buffers. Wrong offsets (falling, past the end) let the documents
+own, schedules exact and mesh. Over ranks messages have the sizes of whole buffers. Wrong offsets (falling, past the end) let the documents
 of the call see nothing; what was found is raised by weft.torch.rows.check_offsets.
 """
 
@@ -47,10 +47,14 @@ def _side(cu: Tensor, padded: Optional[Tensor], tokens: int) -> Any:
     return _arrays.array(cu), None if padded is None else _arrays.array(padded), tokens
 
 
+# Schedules that are planned on the host, and why.
+_BY_LENGTHS = {"exact": "whose messages depend on lengths", "mesh": "whose steps attend other ranks' queries"}
+
+
 @functools.lru_cache(256)
 def _chosen(rows: Tuple[int, int], ranks: int, layout: str, mask: _core.Mask, heads: Tuple[int, int], dtype: _core.DType,
             dims: Tuple[int, int], of_machine: int) -> List[Any]:
-    """What schedule auto stands for: the best one predicted for a document that fills all rows, and never exact."""
+    """What schedule auto stands for: the best one predicted for a document that fills all rows, and never exact or mesh."""
     packing = _core.Packing(*([0, ranks * n] for n in rows))
     dtype = _core.DType.f32 if dtype is _core.DType.f64 else dtype  # machines have no rates for f64
     try:
@@ -59,7 +63,7 @@ def _chosen(rows: Tuple[int, int], ranks: int, layout: str, mask: _core.Mask, he
                                        machine_numbered(of_machine))
     except _core.Error:  # no document can fill all rows
         return ["all_gather", {}]
-    able = [c for c in choice.candidates if c["schedule"] != "exact" and c["fits"] and not c["refused"]]
+    able = [c for c in choice.candidates if c["schedule"] not in _BY_LENGTHS and c["fits"] and not c["refused"]]
     if not able:
         return ["all_gather", {}]
     best = min(able, key=lambda c: c["seconds"])
@@ -314,8 +318,8 @@ def context_parallel(q: Tensor, k: Tensor, v: Tensor, found: Dict[str, Any], mas
 def _schedule(name: Any, given: Tuple[Tuple[str, Any], ...]) -> List[Any]:
     """Its name and options."""
     named = Schedule(name, **dict(given))
-    if named.name == "exact":
-        raise error("schedule exact, whose messages depend on lengths, and cu_seqlens lie on a GPU",
+    if named.name in _BY_LENGTHS:
+        raise error(f"schedule {named.name}, {_BY_LENGTHS[named.name]}, and cu_seqlens lie on a GPU",
                     "use all_gather, ring, all_to_all or hybrid, or keep them on the CPU")
     if named.options.get("ranks_per_step", 1) != 1:
         raise error(f"ranks_per_step = {named.options['ranks_per_step']}, and cu_seqlens lie on a GPU, where a step is planned "

@@ -101,6 +101,24 @@ __global__ void add_elements(TensorView to, ConstTensorView from) {
   });
 }
 
+// Sums first, states afterwards: all elements of a row and head need the states as they were.
+__global__ void merge_sums(PartialView to, PartialView from) {
+  each_element(to.sums.rows, to.sums.heads, to.sums.dim, [&](Index row, Index head, Index i) {
+    const Index n = row * to.sums.heads + head;
+    const RowState<float> a = to.states[n], b = from.states[n];
+    if (is_empty(b)) return;
+    float& sum = element<float>(to.sums, row, head)[i];
+    const float more = element<float>(from.sums, row, head)[i];
+    sum = is_empty(a) ? more : merge(a, b)(sum, more);
+  });
+}
+__global__ void merge_states(PartialView to, PartialView from) {
+  each_element(to.sums.rows, to.sums.heads, 1, [&](Index row, Index head, Index) {
+    const Index n = row * to.sums.heads + head;
+    if (!is_empty(from.states[n])) to.states[n] = merge(to.states[n], from.states[n]).state;
+  });
+}
+
 template <class T>
 __global__ void fill_numbers(T* to, Index count, T value) {
   each_element(count, 1, 1, [&](Index at, Index, Index) { to[at] = value; });
@@ -167,6 +185,11 @@ std::unique_ptr<Memory> make_memory(const Place& place) { return std::make_uniqu
 void clear(const Place& place, const TensorView& view) { launch(place, clear_elements, shape_of(view), view); }
 void add(const Place& place, const TensorView& to, const ConstTensorView& from) {
   launch(place, add_elements, shape_of(to), to, from);
+}
+void merge(const Place& place, const PartialView& to, const PartialView& from) {
+  if (to.sums.rows == 0) return;
+  launch(place, merge_sums, shape_of(to.sums), to, from);
+  launch(place, merge_states, shape_of(to.sums.rows * to.sums.heads), to, from);
 }
 void fill(const Place& place, RowState<float>* states, Index count) {
   launch(place, fill_numbers<RowState<float>>, shape_of(count), states, count, RowState<float>{});

@@ -161,12 +161,23 @@ class Panel {
     return this.stepOf.length === n ? this.stepOf[(q - k + n) % n] : this.stepOf[q * n + k];
   }
 
-  // The slice of the query's rank that covers the pair, in rows of the buffers; null if slices were left out.
+  // The rank that attends a pair, without a swap of heads; and where in its query buffer a query's row lies.
+  attends(rankQ, rankK) {
+    const a = this.queryRanks;
+    return Math.floor(rankQ / a) * a + (a > 1 ? rankK % a : 0);
+  }
+  bufferRow(query, rank) {
+    const a = this.queryRanks;
+    return (a > 1 ? (rank - query.rank + a) % a : query.rank % this.ulysses) * this.q.rows + query.row;
+  }
+
+  // The slice of the rank that attends the pair which covers the pair, in rows of the buffers; null if slices were left out.
   slice(query, key, step) {
-    if (!this.slices || !this.slicesOf.has(query.rank * this.steps + step)) return null;
+    const rank = this.attends(query.rank, key.rank);
+    if (!this.slices || !this.slicesOf.has(rank * this.steps + step)) return null;
     const [, , q0, qSize, k0, kSize, lo, hi, shift, stride] = this.slices;
-    const [begin, end] = this.slicesOf.get(query.rank * this.steps + step);
-    const q = (query.rank % this.ulysses) * this.q.rows + query.row;
+    const [begin, end] = this.slicesOf.get(rank * this.steps + step);
+    const q = this.bufferRow(query, rank);
     for (let i = begin; i < end; ++i) {
       const k = (key.token - shift[i]) / stride[i];
       if (!Number.isInteger(k) || q < q0[i] || q >= q0[i] + qSize[i] || k < k0[i] || k >= k0[i] + kSize[i]) continue;

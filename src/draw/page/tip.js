@@ -15,10 +15,12 @@ function whyNot({ query, key }) {
 
 function attendedWords(panel, { query, key, step }) {
   const first = Math.floor(query.rank / panel.ulysses) * panel.ulysses, last = first + panel.ulysses - 1;
-  const who = panel.ulysses > 1 ? `ranks ${first} to ${last}, each for its heads` : `rank ${query.rank}`;
+  const rank = panel.attends(query.rank, key.rank);
+  const who = panel.ulysses > 1 ? `ranks ${first} to ${last}, each for its heads` : `rank ${rank}`;
   const end = step + panel.headSteps - 1;
   const when = end > step ? `steps ${step} to ${end}, a group of heads each` : `step ${step} of ${panel.steps}`;
-  const from = query.rank === key.rank ? "the key is its own" : `the key comes from rank ${key.rank}`;
+  const from = (rank === query.rank ? "" : `the query comes from rank ${query.rank}, `) +
+      (rank === key.rank ? "the key is its own" : `the key comes from rank ${key.rank}`);
   return `by ${who} in ${when}${panel.ulysses > 1 ? "" : `; ${from}`}`;
 }
 

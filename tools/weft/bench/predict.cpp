@@ -74,6 +74,8 @@ std::vector<ScheduleOptions> candidates(const check::Case& c) {
   if (c.ranks > 2) all.push_back({.kind = ScheduleKind::exact});
   if (c.ranks > 2) all.push_back({.kind = ScheduleKind::ring, .ranks_per_step = 1});
   if (c.ranks > 2) all.push_back({.kind = ScheduleKind::hybrid, .ulysses = 2, .outer = ScheduleKind::ring});
+  for (const Index side : {2, 4})
+    if (c.ranks >= side) all.push_back({.kind = ScheduleKind::mesh, .query_ranks = side});
   return all;
 }
 

@@ -105,6 +105,7 @@ json to_json(const std::vector<SupportRow>& rows) {
       if (uses(kind, option.name)) owners.push_back(name(kind));
     out["options"].push_back({{"name", option.name},
                               {"values", option.names()},
+                              {"least", option.least},
                               {"default", option.value({})},
                               {"schedules", std::move(owners)},
                               {"help", option.help}});

@@ -74,7 +74,7 @@ std::vector<std::string> values_of(const Flags& flags, const ScheduleOption& opt
     return {degree_of_mesh(flags, *flags.find("mesh"))};
   if (!given) return {usual};
   const Index value = flags.whole(flag, 1, "2");
-  if (value < 1) throw Error(fmt::format("--{} {}", flag, value), "use 1 or more");
+  if (value < option.least) throw Error(fmt::format("--{} {}", flag, value), fmt::format("use {} or more", option.least));
   return {std::to_string(value)};
 }
 
@@ -209,6 +209,7 @@ ScheduleOptions fitted(ScheduleOptions options, const check::Case& c) {
   options.head_groups = min_of(options.head_groups, c.heads_k);
   if (uses(options, "ulysses")) options.ulysses = std::gcd(options.ulysses, c.ranks);
   options.node = std::gcd(options.node, c.ranks);
+  if (options.query_ranks > 0) options.query_ranks = std::gcd(options.query_ranks, c.ranks);
   if (uses(options, "ulysses") && options.node % options.ulysses != 0 && options.ulysses % options.node != 0)
     options.node = options.ulysses;
   return options;

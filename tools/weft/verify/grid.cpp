@@ -60,6 +60,7 @@ ScheduleOptions by_turn(ScheduleOptions options, const check::Case& placed, Inde
   std::vector<Index> degrees;  // 1 and all ranks are hardly hybrids or nodes, but must work
   for (Index degree = 1; degree <= placed.ranks; ++degree)
     if (placed.ranks % degree == 0) degrees.push_back(degree);
+  if (uses(options, "query_ranks")) options.query_ranks = degrees[static_cast<std::size_t>(mesh) % degrees.size()];
   if (uses(options, "ulysses")) options.ulysses = degrees[static_cast<std::size_t>(mesh) % degrees.size()];
   if (!uses(options, "node")) return options;
   const Index group = uses(options, "ulysses") ? options.ulysses : 1;

@@ -1,4 +1,4 @@
-#include "source.h"
+#include "torch/source.h"
 
 #include <optional>
 
