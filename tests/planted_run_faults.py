@@ -132,8 +132,8 @@ FAULTS = [Fault(*fault[:4], *fault[4]) for fault in [
     ("swapped heads take the sinks of the first ones", SWAP, "some_heads(all.sink.logits, heads_q(n))",
      "some_heads(all.sink.logits, {0, heads_q(n).size()})", EXECUTOR),
     ("the largest logits of swapped heads are those of the first ones", FORWARD,
-     "run::some_heads(largest->view(), swap.heads_q(n))",
-     "run::some_heads(largest->view(), {0, swap.heads_q(n).size()})", EXECUTOR),
+     "run::some_heads(max_logit, swap.heads_q(n))",
+     "run::some_heads(max_logit, {0, swap.heads_q(n).size()})", EXECUTOR),
     ("numbers of heads start as those of the call before", "src/run/head_numbers.cpp",
      "    std::uninitialized_fill_n(numbers_, heads, value);", "    static_cast<void>(value);", EXECUTOR),
     # Checked ranks.

@@ -45,6 +45,37 @@ struct ExecutorOptions {
   Place place = {};
 };
 
+// Rows of a source whose K and V are wanted: the first ones of the buffer of a step.
+struct SourceRows {
+  ConstTensorView rows = {};              // [rows, 1, width], contiguous
+  std::span<const Range> seen = {};       // rows that queries may see, in order; the others may hold anything
+  std::span<const Index> tokens = {};     // of the rows that are seen, one after another
+  std::span<const Index> positions = {};  // of the same, in their sequences
+  Range heads = {};                       // K/V heads that are wanted
+  Index step = 0;                         // of the schedule; `seen`, tokens and positions are the same in each pass
+  Place place = {};                       // the call's: work is put into its stream
+};
+
+// K and V, or their gradients, of the same rows.
+struct KeyValueViews {
+  ConstTensorView k = {};  // [rows, heads, dqk]
+  ConstTensorView v = {};  // [rows, heads, dv]
+};
+
+// What K and V are made of, row by row: it moves in their place (a latent, say). Both functions are called by the
+// rank's own thread inside of a pass, once or several times a step, and must not call the executor.
+struct Source {
+  ConstTensorView rows = {};  // [tk, 1, width] of q's dtype, contiguous: the rank's own
+  // K and V of the heads asked for, in q's dtype and as many rows as it is given. Rows that are not seen may have any
+  // numbers, but no NaN or infinity. The memory stays the caller's, and what it is until the next call of one of the
+  // two functions, or the end of the pass.
+  std::function<KeyValueViews(const SourceRows&)> expand = {};
+  // Backward, after expand() of the same rows and heads: adds what the gradients of K and V, f32 or f64, make of
+  // those rows to `gradient` [rows, 1, width] of the same type. They are 0 in rows that are not seen, which are not to
+  // be read.
+  std::function<void(const SourceRows&, const KeyValueViews&, const TensorView& gradient)> reduce = {};
+};
+
 // Arguments of Executor::forward. Rows are the rank's own, tq and tk of them by the layouts; what they see is the
 // schedule's. Shapes and dtypes are those of ForwardArgs (attention.h).
 struct ExecutorForwardArgs {
@@ -62,6 +93,8 @@ struct ExecutorForwardArgs {
   // which steps there are, so its moves must not depend on them. Such a call can be captured in a CUDA graph: on one
   // rank, or over NCCL after a first call outside of the capture, in which NCCL connects the ranks. Optional
   std::span<DevicePlan* const> device_plans = {};
+  // In place of k and v, which are then left out. Not with device_plans. Optional
+  const Source* source = nullptr;
 };
 
 // Arguments of Executor::backward; the same rows.
@@ -80,6 +113,8 @@ struct ExecutorBackwardArgs {
   Place place = {};           // as in the forward
   Index layer = kNoLayer;     // as in the forward
   std::span<DevicePlan* const> device_plans = {};  // as in the forward
+  const Source* source = nullptr;                  // as in the forward, in place of k, v, dk and dv
+  TensorView dsource = {};                         // [tk, 1, width]; with a source
 };
 
 // Runs one rank's schedule. Belongs to one thread at a time: a call that begins while another is in it is an Error. All

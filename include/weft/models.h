@@ -23,6 +23,7 @@ struct Model {
   std::vector<ModelLayers> layers;
   std::string_view source;  // hf.co/..: config.json of that model
   bool sink = false;        // learnable, one number a query head
+  Index latent = 0;         // numbers a token that K and V of all heads are made of; 0: they are not
 
   Index layer_count() const {
     Index count = 0;

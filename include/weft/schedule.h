@@ -201,6 +201,7 @@ struct TensorShape {
   std::optional<DType> lse = DType::f32;              // none: not asked for
   bool max_logit = false;                             // asked for in the forward
   bool dsink = false;                                 // asked for in the backward
+  Index source = 0;  // numbers a row of the source that moves in place of K and V (Source in executor.h); 0: these move
 };
 
 // What the rank's communicator will count in one pass, to the byte. `node`: ranks of a node, if the communicator was

@@ -22,6 +22,7 @@ struct Use {
   double dropout = 0;
   bool device_plan = false;     // slices in device memory
   bool device_lengths = false;  // cu_seqlens in device memory, as in CUDA graphs (capacity_schedule)
+  bool source = false;          // rows of a source move in place of K and V
 };
 
 // Why something is not supported, and the way out.

@@ -18,6 +18,7 @@
 #include "problem.h"
 #include "run/executor_data.h"
 #include "schedule_options.h"
+#include "torch/source.h"
 #include "text.h"
 #include "weft/error.h"
 #include "weft/support.h"
@@ -94,14 +95,15 @@ void bind_schedule(nb::module_& m) {
       .def_ro("k_rows", &Schedule::k_rows)
       .def(
           "traffic",
-          [](const Schedule& s, DType dtype, Index dim_qk, Index dim_v, bool backward) {
-            const Traffic t = traffic(s, {.dtype = dtype, .dim_qk = dim_qk, .dim_v = dim_v},
+          [](const Schedule& s, DType dtype, Index dim_qk, Index dim_v, bool backward, Index source) {
+            const Traffic t = traffic(s, {.dtype = dtype, .dim_qk = dim_qk, .dim_v = dim_v, .source = source},
                                       backward ? Pass::backward : Pass::forward);
             return dict_of("bytes_sent", t.bytes_sent, "bytes_received", t.bytes_received, "messages_sent",
                            t.messages_sent, "messages_received", t.messages_received, "bytes_sent_between",
                            t.bytes_sent_between, "bytes_received_between", t.bytes_received_between);
           },
-          "dtype"_a, "dim_qk"_a, "dim_v"_a, "backward"_a = false, "Bytes and messages of one pass on this rank.");
+          "dtype"_a, "dim_qk"_a, "dim_v"_a, "backward"_a = false, "source"_a = 0,
+          "Bytes and messages of one pass on this rank; of a source so wide in place of K and V.");
 }
 
 nb::list step_events(const HeldExecutor& e) {
@@ -135,6 +137,7 @@ void bind_executor(nb::module_& m) {
                    "What the last pass did, if it is observed: (kind, step, slices, begin, end).")
       .def_prop_ro("workspace_bytes", [](const HeldExecutor& e) { return e.executor.workspace_bytes(); });
   bind_passes(executor);
+  bind_source(executor);
 }
 
 }  // namespace

@@ -164,7 +164,7 @@ Request all_reduce_of(Communicator& communicator, T* data, Index count, Reduce h
 }  // namespace
 
 void append_blocks(const ConstTensorView& view, Range rows, std::vector<Block>& blocks) {
-  if (rows.size() == 0) return;
+  if (rows.size() == 0 || view.dim == 0) return;
   if (rows.begin < 0 || rows.end > view.rows) {
     throw Error(text("rows [", rows.begin, ", ", rows.end, ") asked of a tensor of ", view.rows, " rows"),
                 text("ask for rows of [0, ", view.rows, ")"));

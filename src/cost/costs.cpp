@@ -43,9 +43,22 @@ Frame frame_of(const Schedule& s) {
   return f;
 }
 
+Index Costs::moved_size(Index rows, Index heads_k, DType dtype) const {
+  if (source()) return kv_size(rows, moved_heads(heads_k), shape_.source, 0, dtype);
+  return kv_size(rows, heads_k, shape_.dim_qk, shape_.dim_v, dtype);
+}
+
+// One matrix product forward; in a backward it is made again, and one each for the rows and for what they are made
+// with.
+double Costs::expand_seconds(Index rows, Index heads_k) const {
+  if (!source() || rate_.flops <= 0) return 0;
+  const double flops = 2 * real(rows) * real(shape_.source) * real(heads_k * dims());
+  return (pass_ == Pass::forward ? 1 : 3) * flops / rate_.flops;
+}
+
 Work Costs::work(Index rank, const Frame& frame, const StepFrame& step, const TileWork& tiles, bool partial,
                  bool first) const {
-  double seconds = kernel_seconds(tiles, rate_, shape_), rows = 0;
+  double seconds = kernel_seconds(tiles, rate_, shape_) + expand_seconds(step.key_rows, step.heads_k), rows = 0;
   const double per_byte = machine_.row_bandwidth > 0 ? 1 / machine_.row_bandwidth : 0;
   if (pass_ == Pass::forward) {
     constexpr Index kThereAndBack = 2;
@@ -53,7 +66,7 @@ Work Costs::work(Index rank, const Frame& frame, const StepFrame& step, const Ti
     if (partial) seconds += tiles.rows * real(bytes) * per_byte;
   } else {
     // All of dK, dV is written, or read and written.
-    seconds += real(step.key_rows * step.heads_k) * gradient_bytes() * per_byte * (step.adds_keys ? 2 : 1);
+    seconds += real(step.key_rows * step.heads_k * dims() * sum_size()) * per_byte * (step.adds_keys ? 2 : 1);
     const double dq = real(frame.step_q_rows() * step.queries.size() * step.heads_q * shape_.dim_qk * sum_size());
     if (partial) seconds += dq * per_byte;
     if (partial && !first) rows = pass_over(3 * dq);  // two are read, one is written
@@ -63,7 +76,7 @@ Work Costs::work(Index rank, const Frame& frame, const StepFrame& step, const Ti
 
 double Costs::begin_rows(const Frame& f, Index heads_k, bool first_moves) const {
   if (pass_ == Pass::forward || !first_moves) return 0;
-  return pass_over(real(f.k_rows * f.ulysses * heads_k) * gradient_bytes());
+  return pass_over(real(f.k_rows * f.ulysses * moved_heads(heads_k)) * gradient_bytes());
 }
 
 double Costs::end_rows(const Frame& f, Index heads_q, Index heads_k, bool partial, bool shares) const {
@@ -78,7 +91,7 @@ double Costs::end_rows(const Frame& f, Index heads_q, Index heads_k, bool partia
   double seconds = 0;
   if (partial && size(shape_.dq) != sum_size())
     seconds += pass_over(real(rows * shape_.dim_qk * (sum_size() + size(shape_.dq))));
-  if (shares) seconds += pass_over(3 * real(f.k_rows * f.ulysses * heads_k) * gradient_bytes());
+  if (shares) seconds += pass_over(3 * real(f.k_rows * f.ulysses * moved_heads(heads_k)) * gradient_bytes());
   return seconds;
 }
 
@@ -91,14 +104,14 @@ double Costs::merge_rows(const Frame& f) const {
 double Costs::last_rows(const Frame& f) const {
   if (pass_ == Pass::forward) return 0;
   double seconds = 0;
-  const double own = real(f.k_rows * f.heads_k * dims());
+  const double own = real(f.k_rows * moved_heads(f.heads_k) * moved_dims());
   if (f.swaps) seconds += pass_over(own * real(sum_size()));
   if (shape_.dtype != sums()) seconds += pass_over(own * real(sum_size() + size_of(shape_.dtype)));
   return seconds;
 }
 
 schedule::SwapBytes Costs::swap_in() const {
-  const Index kv = dims() * size_of(shape_.dtype), q = shape_.dim_qk * size_of(shape_.dtype);
+  const Index kv = moved_dims() * size_of(shape_.dtype), q = shape_.dim_qk * size_of(shape_.dtype);
   if (pass_ == Pass::forward) return {q, kv};
   const Index lse = shape_.lse ? size_of(*shape_.lse) : 0;
   return {q + shape_.dim_v * (size(shape_.dout) + size(shape_.out)) + lse, kv};
@@ -132,16 +145,15 @@ RankMemory Costs::memory(const Frame& f, std::span<const StepFrame> steps, bool 
   const bool backward = pass_ == Pass::backward;
   const Index dqk = shape_.dim_qk, dv = shape_.dim_v, lse = shape_.lse ? size_of(*shape_.lse) : 0;
   RankMemory m;
-  const Index rows = f.q_rows * f.heads_q;
-  m.tensors = rows * (dqk * size({}) + dv * size(shape_.out) + lse) + f.k_rows * f.heads_k * dims() * size({});
-  if (backward)
-    m.tensors += rows * (dv * size(shape_.dout) + dqk * size(shape_.dq)) + f.k_rows * f.heads_k * dims() * size({});
+  const Index rows = f.q_rows * f.heads_q, own_keys = f.k_rows * moved_heads(f.heads_k) * moved_dims() * size({});
+  m.tensors = rows * (dqk * size({}) + dv * size(shape_.out) + lse) + own_keys;
+  if (backward) m.tensors += rows * (dv * size(shape_.dout) + dqk * size(shape_.dq)) + own_keys;
 
   Index keys[2] = {0, 0}, gradients[2] = {0, 0}, relays[2] = {0, 0}, relay_gradients[2] = {0, 0};
   for (const StepFrame& s : steps) {
     const std::size_t odd = at(s.turn % 2);
     const auto grow = [&](Index& slot, Index key_rows, DType dtype) {
-      slot = max_of(slot, kv_size(key_rows, s.heads_k, dqk, dv, dtype));
+      slot = max_of(slot, moved_size(key_rows, s.heads_k, dtype));
     };
     if (s.moves) grow(keys[odd], s.key_rows, shape_.dtype);
     if (backward && s.moves) grow(gradients[odd], s.key_rows, sums());
@@ -149,13 +161,24 @@ RankMemory Costs::memory(const Frame& f, std::span<const StepFrame> steps, bool 
     grow(relays[odd], *s.relay_rows, shape_.dtype);
     if (backward) grow(relay_gradients[odd], *s.relay_rows, sums());
   }
-  m.workspace = keys[0] + keys[1] + gradients[0] + gradients[1];
+  if (source()) {  // K and V of one step, and their gradients
+    Index made = 0, made_gradients = 0;
+    for (const StepFrame& s : steps) {
+      made = max_of(made, s.key_rows * s.heads_k * dims() * size({}));
+      made_gradients = max_of(made_gradients, kv_size(s.key_rows, s.heads_k, dqk, dv, sums()));
+    }
+    m.tensors += made;
+    if (backward) m.workspace += made_gradients;
+  }
+  m.workspace += keys[0] + keys[1] + gradients[0] + gradients[1];
   m.workspace += relays[0] + relays[1] + relay_gradients[0] + relay_gradients[1];
   const Index step_rows = f.step_q_rows() * f.group_heads_q;
   if (backward) {
     const bool own = shape_.dtype != sums();
-    const Index own_sums = kv_size(f.k_rows, f.heads_k, own ? dqk : 0, own ? dv : 0, sums());
-    const bool shares = steps.size() == 1 && steps.front().moves && !f.swaps;  // they lie where the keys lay
+    Index own_sums = kv_size(f.k_rows, f.heads_k, own ? dqk : 0, own ? dv : 0, sums());
+    if (source()) own_sums = own ? moved_size(f.k_rows, f.heads_k, sums()) : 0;
+    const bool shares =
+        steps.size() == 1 && steps.front().moves && !f.swaps && !source();  // they lie where the keys lay
     m.workspace += shares ? max_of(0, own_sums - keys[0]) : own_sums;
     if (partial && f.query_ranks == 1)
       m.workspace += step_rows * dqk * sum_size() * (size(shape_.dq) == sum_size() ? 1 : 2);
@@ -167,11 +190,13 @@ RankMemory Costs::memory(const Frame& f, std::span<const StepFrame> steps, bool 
     m.workspace += (1 + f.ranks) * f.heads_q * static_cast<Index>(sizeof(double));
   if (f.swaps) {
     const Index key_rows = f.k_rows * f.ulysses, turns = min_of(2, f.head_groups);
-    m.workspace += f.key_buffers * kv_size(key_rows, f.group_heads_k, dqk, dv, shape_.dtype);
+    const Index key_buffers = source() ? 1 : f.key_buffers;
+    const bool shares_keys = source() ? f.head_groups > 1 : f.shares_keys;
+    m.workspace += key_buffers * moved_size(key_rows, f.group_heads_k, shape_.dtype);
     m.workspace += turns * (step_rows * (dqk * size({}) + dv * size(shape_.out)) + 2 * kLine);
     if (lse > 0 && (backward || f.q_rows > 0)) m.workspace += turns * (step_rows * lse + kLine);
     if (backward) {
-      m.workspace += (f.key_buffers + (f.shares_keys ? 1 : 0)) * kv_size(key_rows, f.group_heads_k, dqk, dv, sums());
+      m.workspace += (key_buffers + (shares_keys ? 1 : 0)) * moved_size(key_rows, f.group_heads_k, sums());
       m.workspace += turns * (step_rows * (dv * size(shape_.dout) + dqk * size(shape_.dq)) + 2 * kLine);
     }
   }

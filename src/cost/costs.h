@@ -7,6 +7,7 @@
 #include "cost/outline.h"
 #include "cost/tiles.h"
 #include "schedule/build.h"
+#include "schedule/source.h"
 #include "weft/state.h"
 
 namespace weft::cost {
@@ -63,9 +64,13 @@ class Costs {
 
   const KernelRate& rate() const { return rate_; }
   Index dims() const { return shape_.dim_qk + shape_.dim_v; }
-  double kv_bytes() const { return static_cast<double>(dims() * size_of(shape_.dtype)); }  // a row and head of K and V
+  // Of a source, which is one head, or of K and V: what moves.
+  bool source() const { return shape_.source > 0; }
+  Index moved_dims() const { return source() ? shape_.source : dims(); }
+  Index moved_heads(Index heads_k) const { return source() ? min_of(heads_k, 1) : heads_k; }
+  double kv_bytes() const { return static_cast<double>(moved_dims() * size_of(shape_.dtype)); }  // a row and head of it
   schedule::QueryBytes query_bytes() const { return schedule::query_bytes(shape_, pass_); }  // of a query row and head
-  double gradient_bytes() const { return static_cast<double>(dims() * sum_size()); }
+  double gradient_bytes() const { return static_cast<double>(moved_dims() * sum_size()); }
 
   // `first`: the rank's first step that computes, of those about these queries; `partial`: it has several of the same
   // heads.
@@ -82,7 +87,7 @@ class Costs {
   // What is swapped, on the way in and on the way back.
   schedule::SwapBytes swap_in() const;
   schedule::SwapBytes swap_out() const;
-  schedule::SwapBytes swap_gradients() const { return {0, dims() * sum_size()}; }  // of K and V, on their way home
+  schedule::SwapBytes swap_gradients() const { return {0, moved_dims() * sum_size()}; }  // on their way home
 
  private:
   double pass_over(double bytes) const {
@@ -93,6 +98,8 @@ class Costs {
   Index state_size() const {
     return static_cast<Index>(sums() == DType::f64 ? sizeof(RowState<double>) : sizeof(RowState<float>));
   }
+  Index moved_size(Index rows, Index heads_k, DType dtype) const;  // a workspace of what moves
+  double expand_seconds(Index rows, Index heads_k) const;          // and of gradients back, in a backward
   Index query_memory(const Frame& frame, std::span<const StepFrame> steps) const;
   Index size(std::optional<DType> dtype) const { return size_of(dtype.value_or(shape_.dtype)); }
 
@@ -107,15 +114,16 @@ class Costs {
 template <class MakeSwap>
 void add_swaps(Outline& to, const Schedule& schedule, const Costs& costs, Pass pass, const MakeSwap& swap) {
   if (!schedule.swap) return;
+  const Schedule moves = costs.source() ? schedule::source_moves(schedule) : schedule;
   for (std::size_t n = 0; n < to.head_groups.size(); ++n) {
     HeadGroupOutline& group = to.head_groups[n];
     const auto bytes = [&](const schedule::SwapBytes& each, bool home) {
-      const std::vector<Index> whole = schedule::swapped_bytes(schedule, static_cast<Index>(n), each, home);
+      const std::vector<Index> whole = schedule::swapped_bytes(moves, static_cast<Index>(n), each, home);
       return std::vector<double>(whole.begin(), whole.end());
     };
     group.swap_in = swap(bytes(costs.swap_in(), false), false, false);
     group.swap_out = swap(bytes(costs.swap_out(), true), true, false);
-    if (pass == Pass::backward && schedule::keys_end(*schedule.swap, static_cast<Index>(n)))
+    if (pass == Pass::backward && schedule::keys_end(*moves.swap, static_cast<Index>(n)))
       group.swap_home = swap(bytes(costs.swap_gradients(), true), true, true);
   }
 }

@@ -105,7 +105,7 @@ class Estimate : private OutlineBuilder {
   Pattern gather(Index step, double each, bool back) const override {
     Pattern p = together();
     for (Index n = 0; n < count_; ++n) {
-      const double held = static_cast<double>(group_rows() * places_[at(n)].of(step).k) * each;
+      const double held = static_cast<double>(group_rows() * costs_.moved_heads(places_[at(n)].of(step).k)) * each;
       if (!relays()) {
         p.loads[at(n)] = Patterns(s_.machine_, ranks()).gather_load(rank(n), ulysses_, held, back);
         continue;
@@ -133,7 +133,7 @@ class Estimate : private OutlineBuilder {
     }
     Pattern p = together();
     for (Index n = 0; n < count_; ++n) {
-      const double held = static_cast<double>(group_rows() * places_[at(n)].of(step).k) * each;
+      const double held = static_cast<double>(group_rows() * costs_.moved_heads(places_[at(n)].of(step).k)) * each;
       if (!schedule::meets_node(this->step(step))) {
         p.loads[at(n)] = Patterns(s_.machine_, ranks()).gather_load(rank(n), node_ranks(), held, back);
         continue;
@@ -156,7 +156,8 @@ class Estimate : private OutlineBuilder {
     for (Index d = distances.begin; d < distances.end; ++d)
       crossing += static_cast<double>(min_of(d * spacing_, topology_.below(far)));
     for (Index n = 0; n < count_; ++n) {
-      const double message = static_cast<double>(groups * group_rows() * places_[at(n)].of(step).k) * each;
+      const double message =
+          static_cast<double>(groups * group_rows() * costs_.moved_heads(places_[at(n)].of(step).k)) * each;
       const double bytes = message * static_cast<double>(distances.size());
       Load& load = p.loads[at(n)];
       // All wait for the slowest link between such peers, sooner or later.
@@ -270,7 +271,7 @@ class Estimate : private OutlineBuilder {
   // Rows that the sample sends and gets in steps that move only what is seen.
   void add_touched(Index n, std::vector<Index>& rows) {
     for (Sends& sends : sends_) sends.relayed = 0;
-    const double heads = static_cast<double>(s_.layer_.heads_k);
+    const double heads = static_cast<double>(costs_.moved_heads(s_.layer_.heads_k));
     for (const Sketch::Cell& c : sample(n).cells) {
       const Index of = first_step(meeting_of(rank(n), c.source));
       if (step(of).move != Move::Kind::send) continue;
@@ -343,7 +344,7 @@ class Estimate : private OutlineBuilder {
 
 Sketch::Result Sketch::estimate(const ScheduleOptions& options, Pass pass) const {
   check_options(options);
-  schedule::require_layouts(options, layouts_);
+  schedule::require_layouts(options, layouts_, layer_.shape.source > 0);
   return Estimate(*this, base_, options, pass).run();
 }
 
@@ -352,7 +353,7 @@ double Sketch::at_least(const ScheduleOptions& options, Pass pass) const {
   const Costs costs(machine_, layer_.shape, pass);
   const Topology topology(machine_);
   const Index ulysses = max_of(1, d.ulysses);
-  const Index heads = max_of(1, layer_.heads_k / ulysses);
+  const Index heads = costs.moved_heads(max_of(1, layer_.heads_k / ulysses));
   const double values = static_cast<double>(layouts_.k.rows() * ulysses * heads);
   // Head groups have at least so many of the heads each.
   const double part = static_cast<double>(heads / schedule::swapped_groups(d)) / static_cast<double>(heads);

@@ -22,7 +22,15 @@ std::span<const Model> models() {
       {"llama4-scout", 40, 8, 128, 128, {chunked(36, 8192), full(12)}, "hf.co/meta-llama/Llama-4-Scout-17B-16E"},
       {"gpt-oss-120b", 64, 8, 64, 64, {window(18, 128), full(18)}, "hf.co/openai/gpt-oss-120b", true},
       // MLA as it is trained: K and V of every head are made from the latent, keys of 128 and 64 (RoPE) numbers.
-      {"deepseek-v3", 128, 128, 192, 128, {full(61)}, "DeepSeek-V3 Technical Report, arXiv 2412.19437, section 4.2"},
+      {"deepseek-v3",
+       128,
+       128,
+       192,
+       128,
+       {full(61)},
+       "DeepSeek-V3 Technical Report, arXiv 2412.19437, section 4.2",
+       false,
+       512 + 64},
       {"qwen3-235b", 64, 4, 128, 128, {full(94)}, "Qwen3 Technical Report, arXiv 2505.09388, table 2"}};
   return all;
 }

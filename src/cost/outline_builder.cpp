@@ -39,7 +39,8 @@ OutlineBuilder::Place OutlineBuilder::place(Index n) {
   Place p{.frame = frame_of(base_), .heads = {}};
   for (Index s = 0; s < (parts_ ? steps() : 1); ++s) {
     const schedule::StepHeads heads = schedule::step_heads(base_, step(s));
-    const bool shares = base_.swap && !base_.swap->brings_keys(step(s).head_part, n);
+    const bool shares =
+        base_.swap && (costs_.source() ? step(s).head_part > 0 : !base_.swap->brings_keys(step(s).head_part, n));
     p.heads.push_back({heads.q.size(), heads.k.size(), shares});
   }
   return p;
@@ -100,7 +101,7 @@ void OutlineBuilder::add_moves() {
     StepOutline& to = o_.steps[at(n)];
     const Range distances = step(n).distances;
     const double kv = costs_.kv_bytes(), gradients = costs_.gradient_bytes();
-    if (!step(n).move) continue;
+    if (!moves(n)) continue;
     if (relays(n)) {
       to.enter = add(enter(n, kv, false));
       if (backward) to.leave = add(enter(n, gradients, true));
@@ -175,9 +176,9 @@ Index OutlineBuilder::mesh_step(Index part, Index distance) const {
 void OutlineBuilder::add_memory(const Place& at_place, const std::vector<Index>& rows, bool partial,
                                 const std::vector<Index>& relayed, const std::vector<bool>& computed) {
   std::vector<StepFrame> frames;
-  for (Index n = 0, turn = 0; n < memory_steps_; turn += step(n).move ? 1 : 0, ++n) {
+  for (Index n = 0, turn = 0; n < memory_steps_; turn += moves(n) ? 1 : 0, ++n) {
     const Index heads_k = base_.swap ? at_place.frame.group_heads_k : at_place.of(n).k;
-    frames.push_back({rows[at(n)], at_place.of(n).q, heads_k, step(n).move.has_value(), turn});
+    frames.push_back({rows[at(n)], at_place.of(n).q, heads_k, moves(n), turn});
     if (relays(n)) frames.back().relay_rows = relayed[at(n)];
     frames.back().queries = step(n).queries;
     frames.back().computed = computed.empty() || computed[at(n)];

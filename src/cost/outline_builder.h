@@ -75,7 +75,12 @@ class OutlineBuilder {
     return rank / query_ranks() * query_ranks() + floor_mod(rank - part, query_ranks());
   }
   bool relays() const { return description_.node > 1; }
-  bool relays(Index n) const { return schedule::relays(description_, step(n)); }
+  bool relays(Index n) const { return moves(n) && schedule::relays(description_, step(n)); }
+  // Not if it attends rows of a source that the step before it brought, for other heads.
+  bool moves(Index n) const {
+    return step(n).move &&
+           !(costs_.source() && !base_.swap && n > 0 && schedule::step_of_same_keys(description_, n) == n - 1);
+  }
   Index node() const { return description_.node; }  // groups of a node
 
   Pass pass_;

@@ -24,7 +24,7 @@ Schedule checked(const Job& job) {
   schedule::check_shape(job.layouts, job.heads_q, job.heads_k, job.shape);
   check_options(job.schedule);
   Schedule s = schedule::unscheduled(job.problem, job.layouts, 0, {job.heads_q, job.heads_k}, job.schedule);
-  schedule::require_layouts(job.schedule, job.layouts);
+  schedule::require_layouts(job.schedule, job.layouts, job.shape.source > 0);
   return s;
 }
 
@@ -330,7 +330,8 @@ class JobOutline : private OutlineBuilder {
     std::vector<double> bytes;
     for (Index g = 0; g < groups_; ++g) {
       const double rows = static_cast<double>(moved_[at(g)]);
-      for (const Place& p : places_) bytes.push_back(rows * (each * static_cast<double>(p.of(n).k)));
+      for (const Place& p : places_)
+        bytes.push_back(rows * (each * static_cast<double>(costs_.moved_heads(p.of(n).k))));
     }
     return bytes;
   }
@@ -368,7 +369,7 @@ class JobOutline : private OutlineBuilder {
     return listed(std::move(sent), back, step(n).move == Move::Kind::send);
   }
   std::vector<Patterns::Sent> in_bytes(std::vector<Patterns::Sent> rows, double each) const {
-    for (Patterns::Sent& s : rows) s.bytes *= static_cast<double>(job_.heads_k) * each;
+    for (Patterns::Sent& s : rows) s.bytes *= static_cast<double>(costs_.moved_heads(job_.heads_k)) * each;
     return rows;
   }
   // One way, or back, where it is added.
@@ -392,7 +393,7 @@ class JobOutline : private OutlineBuilder {
                        " ranks_per_step, or a schedule that gathers, which moves the same bytes"));
     std::vector<Patterns::Sent> sent;
     for (Index r = 0; r < ranks(); ++r) {
-      const Index heads = places_[at(r % ulysses_)].of(n).k;
+      const Index heads = costs_.moved_heads(places_[at(r % ulysses_)].of(n).k);
       for (Index d = distances.begin; d < distances.end; ++d)
         sent.push_back({r, (r + d * spacing_) % ranks(), static_cast<double>(groups * group_rows() * heads) * each});
     }
@@ -407,7 +408,7 @@ class JobOutline : private OutlineBuilder {
 
   Pattern send(Index n, double each, bool back) const override {
     if (relays()) return listed(in_bytes(hops_[at(n)].pass, each), back, true);
-    return make_.spans(messages_[at(n)], o_.repeat, static_cast<double>(job_.heads_k) * each, back);
+    return make_.spans(messages_[at(n)], o_.repeat, static_cast<double>(costs_.moved_heads(job_.heads_k)) * each, back);
   }
 
   const Job& job_;

@@ -4,6 +4,7 @@
 #include "cost/patterns.h"
 #include "index.h"
 #include "schedule/build.h"
+#include "schedule/source.h"
 #include "text.h"
 #include "weft/error.h"
 
@@ -50,16 +51,22 @@ Range parts_of(const Schedule& s, const Step& step) {
   return {step.queries.begin / s.q_rows, step.queries.end / s.q_rows};
 }
 
-std::vector<StepFrame> frames(const Schedule& s) {
+// Rows of a source that the step before brought do not come again.
+bool moves(const Schedule& s, std::size_t n, bool source) {
+  return s.steps[n].move && !(source && schedule::same_rows_as_before(s, static_cast<Index>(n)));
+}
+
+std::vector<StepFrame> frames(const Schedule& s, bool source) {
   std::vector<StepFrame> all;
   const Index each = static_cast<Index>(s.steps.size()) / head_groups(s);
-  Index moves = 0;
+  Index turn = 0;
   for (const Step& step : s.steps) {
     const Index number = static_cast<Index>(all.size()) % each;
-    if (number == 0) moves = 0;
-    all.push_back({step.key_rows, step.heads_q.size(), step.heads_k.size(), step.move.has_value(), moves});
-    if (step.move && step.move->relay) all.back().relay_rows = step.move->relay->rows;
-    moves += step.move ? 1 : 0;
+    const bool moved = moves(s, all.size(), source);
+    if (number == 0) turn = 0;
+    all.push_back({step.key_rows, step.heads_q.size(), step.heads_k.size(), moved, turn});
+    if (moved && step.move->relay) all.back().relay_rows = step.move->relay->rows;
+    turn += moved ? 1 : 0;
     all.back().queries = parts_of(s, step);
     all.back().adds_keys = step.again || (!step.move && number > 0);
     all.back().computed = !slices(s, step).empty() && step.heads_q.size() > 0;
@@ -77,7 +84,8 @@ void add_rows(Outline& o, const Schedule& s, const Frame& frame, const Costs& co
       k = s.swap->head_groups[n].k[at(me)].size();
     }
     const bool moves = !s.steps.empty() && s.steps.front().move.has_value();
-    const bool shares = s.swap && !s.swap->brings_keys(static_cast<Index>(n), me) && k > 0;
+    const bool brings = costs.source() ? n == 0 : s.swap && s.swap->brings_keys(static_cast<Index>(n), me);
+    const bool shares = s.swap && !brings && k > 0;
     group.begin_rows[at(s.rank)] = static_cast<float>(costs.begin_rows(frame, k, moves));
     group.end_rows[at(s.rank)] = static_cast<float>(costs.end_rows(frame, q, k, several && q > 0, shares));
   }
@@ -89,7 +97,7 @@ void add_rows(Outline& o, const Schedule& s, const Frame& frame, const Costs& co
 void add_work(Outline& o, std::span<const Schedule> all, const Costs& costs) {
   for (const Schedule& s : all) {
     const Frame frame = frame_of(s);
-    const std::vector<StepFrame> shapes = frames(s);
+    const std::vector<StepFrame> shapes = frames(s, costs.source());
     const bool several = partial(s);
     WrittenParts written;
     double pairs = 0;
@@ -131,14 +139,14 @@ Outline outline_of(std::span<const Schedule> all, const TensorShape& shape, cons
   });
 
   for (std::size_t n = 0; n < first.steps.size(); ++n) {
-    if (!first.steps[n].move) continue;
+    if (!moves(first, n, costs.source())) continue;
     const bool shifts = is_shift(first, n), uneven = first.steps[n].move->kind == Move::Kind::send;
     const bool relays = first.steps[n].move->relay.has_value();
     std::vector<Patterns::Sent> there, back, home, enter, leave;
     for (const Schedule& s : all) {
       const Step& step = s.steps[n];
       const auto values = [&](const PeerRows& peer) {
-        return static_cast<double>(schedule::rows_in(peer.rows) * step.heads_k.size());
+        return static_cast<double>(schedule::rows_in(peer.rows) * costs.moved_heads(step.heads_k.size()));
       };
       const auto both_ways = [&](const PeerRows& peer, auto& to, auto& from) {
         to.push_back({s.rank, peer.peer, values(peer) * costs.kv_bytes()});
@@ -199,7 +207,7 @@ RankMemory rank_memory(const Schedule& s, const TensorShape& shape, Pass pass) {
       for (const DType d : kDTypes) m.kernels.push_back({.pass = p, .dtype = d, .flops = 1});
     return m;
   }();
-  return cost::Costs(any, shape, pass).memory(cost::frame_of(s), cost::frames(s), cost::partial(s));
+  return cost::Costs(any, shape, pass).memory(cost::frame_of(s), cost::frames(s, shape.source > 0), cost::partial(s));
 }
 
 }  // namespace weft

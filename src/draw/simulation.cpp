@@ -43,7 +43,7 @@ std::string timelines_json(const Simulation& s, Index& left) {
 std::string line_json(const Simulation& s, Index& timelines_left) {
   const std::string head =
       text("{\"name\":", json_string(s.name()), ",\"ranks\":", s.ranks, ",\"chosen\":", s.chosen ? "true" : "false",
-           ",\"schedule\":", json_string(words(s.schedule)), ",\"layout\":", json_string(name(s.layout)),
+           ",\"schedule\":", json_string(s.words()), ",\"layout\":", json_string(name(s.layout)),
            ",\"problem\":", json_string(problem_words(s)));
   if (!s.refused.empty() || s.seconds() <= 0) return text(head, ",\"refused\":", json_string(s.refused), "}");
   const Simulation::Totals both = s.totals();
@@ -90,7 +90,8 @@ Simulation::Totals Simulation::totals() const {
   return all;
 }
 
-std::string Simulation::name() const { return text(chosen ? "auto: " : "", words(schedule), ", ", weft::name(layout)); }
+std::string Simulation::words() const { return text(weft::words(schedule), source > 0 ? ", latent" : ""); }
+std::string Simulation::name() const { return text(chosen ? "auto: " : "", words(), ", ", weft::name(layout)); }
 
 std::string html(const Machine& machine, const std::string& heading, const std::string& command,
                  const std::vector<Simulation>& all) {

@@ -24,6 +24,7 @@ struct Simulation {
   std::string refused = {};                             // the reason, if it cannot be run
   Index layers = 1;                                     // of the model that attend so; times are of one of them
   std::string layer = {};                               // "chunk 8192"; empty without a model
+  Index source = 0;  // numbers a row of the latent that moves in place of K and V; 0: these move
 
   // Both passes together.
   struct Totals {
@@ -42,8 +43,9 @@ struct Simulation {
   double tokens_per_second() const {  // of a rank, through this attention
     return static_cast<double>(tokens) / seconds() / static_cast<double>(ranks);
   }
-  Index memory() const;      // bytes of the rank that needs most, in the pass that needs most
-  std::string name() const;  // "auto: ring, zigzag"
+  Index memory() const;       // bytes of the rank that needs most, in the pass that needs most
+  std::string name() const;   // "auto: ring, zigzag"
+  std::string words() const;  // of the schedule: "ring", "ring, latent"
 };
 
 // A page in one file. Text of any origin is text in it, never HTML.

@@ -5,9 +5,9 @@
 #include "run/gradient_return.h"
 #include "run/head_numbers.h"
 #include "run/kernel_args.h"
-#include "run/key_feed.h"
 #include "run/query_moves.h"
 #include "run/rows.h"
+#include "run/source.h"
 #include "run/swap.h"
 
 namespace weft {
@@ -89,11 +89,19 @@ Kv own_sums(run::Workspace& workspace, const Schedule& schedule, const ExecutorB
   return {args.dk.dtype == type ? args.dk : buffer.k, args.dv.dtype == type ? args.dv : buffer.v};
 }
 
+// The same of dsource, which is in the place of dK.
+Kv source_sums(run::Workspace& workspace, const ExecutorBackwardArgs& args) {
+  const DType type = sum_type(args.q.dtype);
+  if (args.dsource.dtype == type) return run::as_keys(args.dsource);
+  return run::take_kv(workspace, Slot::own_key_gradients, {args.dsource.rows, 1, args.dsource.dim, 0, type});
+}
+
 }  // namespace
 
-// All steps, on tensors whose heads are the steps' heads; dK and dV end as sums in `own`.
+// All steps, on tensors whose heads are the steps' heads; dK and dV, or dsource, end as sums in `own`.
 void Executor::Data::attend_steps_backward(const Kernel& kernel, const run::StepList& steps,
-                                           const ExecutorBackwardArgs& args, const Kv& own) {
+                                           const ExecutorBackwardArgs& args, const Kv& own,
+                                           const run::SourceCall* source) {
   const run::Computed computed(steps);
   run::Log log(options, Pass::backward, steps, static_cast<Index>(schedule.steps.size()), began);
   KernelBackwardArgs whole = run::backward_call(args, {args.k, args.v});
@@ -106,8 +114,8 @@ void Executor::Data::attend_steps_backward(const Kernel& kernel, const run::Step
   const std::vector<Range> rows = summed ? run::rows_of_steps(steps).rows : std::vector<Range>{};
   QuerySteps query_steps{.rows = rows};
   QueryGradient dq(computed, summed || queries, workspace, args.place, args.dq, sum_type(args.q.dtype));
-  run::KeyFeed keys(steps, *communicator, workspace, {args.k, args.v});
-  run::GradientReturn home(steps, *communicator, workspace, args.place, own, options.deterministic);
+  run::StepKeys keys(steps, *communicator, workspace, {args.k, args.v}, source);
+  run::KeyGradients home(steps, computed, *communicator, workspace, args.place, own, options.deterministic, source);
   for (Index n = 0; n < steps.size(); ++n) {
     const ConstKv kv = log(StepEvent::Kind::wait, n, [&] {
       if (queries) queries->before_keys(n);
@@ -115,8 +123,7 @@ void Executor::Data::attend_steps_backward(const Kernel& kernel, const run::Step
       if (queries) queries->after_keys(n);
       return arrived;
     });
-    const run::StepGradients gradients =
-        log(StepEvent::Kind::give_back, n, [&] { return home.begin(n, !computed(n)); });
+    const run::StepGradients gradients = log(StepEvent::Kind::give_back, n, [&] { return home.begin(n); });
     if (computed(n)) {
       const Range heads_q = steps.heads_q(n);
       const auto mine = [&](const ConstTensorView& view) { return run::some_heads(view, heads_q); };
@@ -139,7 +146,11 @@ void Executor::Data::attend_steps_backward(const Kernel& kernel, const run::Step
       call.add_keys = gradients.add;
       if (summed) call.steps = &query_steps;
       query_steps.last = n == computed.last();
-      log(StepEvent::Kind::compute, n, [&] { kernel.backward(call); });
+      log(StepEvent::Kind::compute, n, [&] {
+        if (source != nullptr) std::tie(call.k, call.v) = source->expand(n, kv.k).both();
+        kernel.backward(call);
+        home.reduce(n, kv, gradients.to);
+      });
       queries ? queries->computed(n) : dq.end();
     }
     if (queries) queries->end(n);
@@ -149,41 +160,65 @@ void Executor::Data::attend_steps_backward(const Kernel& kernel, const run::Step
   queries ? queries->finish() : dq.finish();
 }
 
+// Each head group once the swap has brought it.
+void Executor::Data::attend_groups_backward(const Kernel& kernel, const ExecutorBackwardArgs& args, const Kv& own) {
+  ExecutorBackwardArgs moved = args;
+  if (args.source != nullptr) std::tie(moved.k, moved.v) = run::as_keys(args.source->rows).both();
+  const Schedule& moves = args.source != nullptr ? source_moves().schedule : schedule;
+  run::BackwardSwap swap(moves, schedule, *communicator, workspace, moved, own);
+  for (Index n = 0; n < swap.head_groups(); ++n) {
+    ExecutorBackwardArgs part = swap.bring(n);
+    const Kv sums{part.dk, part.dv};
+    if (args.source == nullptr) {
+      attend_steps_backward(kernel, {schedule, n}, part, sums);
+    } else {
+      const run::SourceCall source = run::source_of(source_moves(), schedule, args, n, part.k);
+      std::tie(part.k, part.v) = source.shapes().both();
+      attend_steps_backward(kernel, {schedule, n}, part, sums, &source);
+    }
+    swap.give_back(n);
+  }
+  swap.finish();
+}
+
 void Executor::backward(const ExecutorBackwardArgs& args) {
   const run::InUse::Call guard(data_->in_use, "executor");
   const detail::PassLabel label("backward");
   const Schedule& schedule = data_->schedule;
-  run::check_backward(schedule, args);
+  const ExecutorBackwardArgs inner = run::with_keys(schedule, args);
+  run::check_backward(schedule, inner);
   // Checked ranks wait for the GPU, which a capture does not allow.
   data_->context.use(args.place, "executor", !args.device_plans.empty() && !data_->agreement);
   const run::Workspace::Apart apart(data_->workspace, data_->takes_memory_apart(args.place));
   Communicator& communicator = *data_->communicator;
   const std::unique_ptr<run::Agreement>& agreement = data_->agreement;
   const run::CollectiveCall call{run::CallKind::backward, args.layer};
-  if (agreement)
-    agreement->compare(call, run::fingerprints(run::backward_call(args, {args.k, args.v}), data_->options.kernel),
-                       agreement->forwards_of(args.out, args.lse, args.place));
-  const Kernel kernel = data_->kernel_for(request_of(Pass::backward, args), !args.device_plans.empty());
-  const auto pass =
-      data_->begin_pass(run::backward_call(args, {args.k, args.v}), args.layer, detail::PassKind::backward);
-  data_->began = std::chrono::steady_clock::now();
-  const Kv own = own_sums(data_->workspace, schedule, args);
-  if (schedule.swap) {
-    run::BackwardSwap swap(schedule, communicator, data_->workspace, args, own);
-    for (Index n = 0; n < swap.head_groups(); ++n) {
-      const ExecutorBackwardArgs part = swap.bring(n);
-      data_->attend_steps_backward(kernel, {schedule, n}, part, {part.dk, part.dv});
-      swap.give_back(n);
-    }
-    swap.finish();
-  } else {
-    data_->attend_steps_backward(kernel, schedule, args, own);
+  const KernelBackwardArgs whole = run::backward_call(inner, {inner.k, inner.v});
+  if (agreement) {
+    std::vector<run::Fingerprint> what = run::fingerprints(whole, data_->options.kernel);
+    what.push_back(run::fingerprint(args.source));
+    agreement->compare(call, what, agreement->forwards_of(args.out, args.lse, args.place));
   }
-  run::round_to(args.place, {args.dk, args.dv}, run::constant(own));
+  const Kernel kernel = data_->kernel_for(request_of(Pass::backward, inner), !args.device_plans.empty());
+  const auto pass = data_->begin_pass(whole, args.layer, args.source, detail::PassKind::backward);
+  data_->began = std::chrono::steady_clock::now();
+  const Kv own =
+      args.source != nullptr ? source_sums(data_->workspace, args) : own_sums(data_->workspace, schedule, args);
+  if (schedule.swap) {
+    data_->attend_groups_backward(kernel, inner, own);
+  } else if (args.source == nullptr) {
+    data_->attend_steps_backward(kernel, schedule, inner, own);
+  } else {
+    const run::SourceCall source = run::source_of(data_->source_moves(), schedule, inner);
+    data_->attend_steps_backward(kernel, schedule, inner, own, &source);
+  }
+  if (args.source == nullptr)
+    run::round_to(args.place, {args.dk, args.dv}, run::constant(own));
+  else if (own.k.data != args.dsource.data)
+    run::round_to(args.place, args.dsource, own.k);
   if (args.dsink.given()) {
     run::HeadNumbers dsink(args.place, data_->workspace, args.q.heads, communicator.ranks(), 0);
-    sink_gradient(run::backward_call(args, {args.k, args.v}), own_rows_in_slices(schedule),
-                  dsink.view().at<double>(0, 0));
+    sink_gradient(whole, own_rows_in_slices(schedule), dsink.view().at<double>(0, 0));
     dsink.reduce_into(communicator, Reduce::sum, args.dsink);
   }
   if (agreement) agreement->end(call);

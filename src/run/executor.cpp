@@ -7,6 +7,7 @@
 #include "ranges.h"
 #include "run/executor_data.h"
 #include "run/kernel_args.h"
+#include "run/source.h"
 #include "text.h"
 #include "weft/device_plan.h"
 #include "weft/support.h"
@@ -171,6 +172,11 @@ Kernel Executor::Data::kernel_for(KernelRequest request, bool device_plans) cons
   request.partial = request.pass == Pass::forward && (!schedule.query_moves.empty() || !run::Computed(schedule).once());
   request.device_plan = device_plans;
   return select_kernel(options.kernel, request);
+}
+
+const run::SourceMoves& Executor::Data::source_moves() {
+  if (moves_of_source == nullptr) moves_of_source = std::make_shared<const run::SourceMoves>(schedule);
+  return *moves_of_source;
 }
 
 Executor::Executor(Communicator& communicator, Schedule schedule, ExecutorOptions options) {

@@ -13,6 +13,8 @@
 
 namespace weft {
 namespace run {
+struct SourceCall;
+struct SourceMoves;
 // Collective, if the options say checked; else null. Error if the ranks' schedules or options differ.
 std::unique_ptr<Agreement> agree(Communicator& ranks, const Schedule& schedule, const ExecutorOptions& options);
 }  // namespace run
@@ -31,18 +33,27 @@ struct Executor::Data {
   Kernel kernel_for(KernelRequest request, bool device_plans) const;
   // The fingerprint of a pass, which its messages carry. Checked ranks have compared more than that already.
   template <class Args>
-  std::unique_ptr<detail::SignedPass> begin_pass(const Args& kernel_args, Index layer, detail::PassKind kind) const {
+  std::unique_ptr<detail::SignedPass> begin_pass(const Args& kernel_args, Index layer, const Source* source,
+                                                 detail::PassKind kind) const {
     if (agreement != nullptr || communicator->ranks() == 1) return nullptr;
     // O, LSE and their gradients travel with heads that are swapped, and in a backward with queries.
     const bool queries = kind == detail::PassKind::backward && !schedule.query_moves.empty();
-    const run::SignedCallInfo info{.layer = layer, .swapped = schedule.swap.has_value() || queries};
+    const run::SignedCallInfo info{.layer = layer,
+                                   .swapped = schedule.swap.has_value() || queries,
+                                   .source = source != nullptr ? source->rows.dim : 0};
     return std::make_unique<detail::SignedPass>(*communicator, run::with_call(sign, kernel_args, info), kind);
   }
   // In a capture, unless memory is the caller's, who keeps it as long as the graph.
   bool takes_memory_apart(const Place& place) const { return options.memory == nullptr && device::is_captured(place); }
-  void attend_steps(const Kernel& kernel, const run::StepList& steps, const ExecutorForwardArgs& args);
+  // `source`: what the args' K and V, which are shapes alone, are made of; null: they are given.
+  void attend_steps(const Kernel& kernel, const run::StepList& steps, const ExecutorForwardArgs& args,
+                    const run::SourceCall* source = nullptr);
   void attend_steps_backward(const Kernel& kernel, const run::StepList& steps, const ExecutorBackwardArgs& args,
-                             const run::Kv& own);
+                             const run::Kv& own, const run::SourceCall* source = nullptr);
+  // The same for each head group of the schedule's swap.
+  void attend_groups(const Kernel& kernel, const ExecutorForwardArgs& args, const TensorView& max_logit);
+  void attend_groups_backward(const Kernel& kernel, const ExecutorBackwardArgs& args, const run::Kv& own);
+  const run::SourceMoves& source_moves();  // made by the first call with a source
 
   Schedule schedule;
   ExecutorOptions options;
@@ -52,6 +63,7 @@ struct Executor::Data {
   Communicator* communicator;
   run::Workspace workspace;
   run::InUse in_use;
+  std::shared_ptr<const run::SourceMoves> moves_of_source;
   std::chrono::steady_clock::time_point began;  // the pass, after what its ranks compared
 };
 

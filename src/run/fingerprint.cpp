@@ -161,6 +161,10 @@ std::vector<Fingerprint> fingerprints(const KernelBackwardArgs& args, std::strin
   return all;
 }
 
+Fingerprint fingerprint(const Source* source) {
+  return {"width of the source", static_cast<std::uint64_t>(source != nullptr ? source->rows.dim : 0)};
+}
+
 CallSign sign_of(const Schedule& s, const ExecutorOptions& options) {
   const std::vector<Fingerprint> parts = fingerprints(s);
   CallSign sign;
@@ -193,14 +197,14 @@ CallSign with_call(CallSign sign, const SignedCallInfo& info) {
 
 CallSign with_call(CallSign sign, const KernelForwardArgs& args, const SignedCallInfo& info) {
   Hash outputs;
-  outputs.add(args.max_logit.given());
+  outputs.add(args.max_logit.given()).add(info.source);
   if (info.swapped) outputs.add(dtype_of(args.out)).add(dtype_of(args.lse));
   return with_shapes(sign, args, outputs, info);
 }
 
 CallSign with_call(CallSign sign, const KernelBackwardArgs& args, const SignedCallInfo& info) {
   Hash outputs;
-  outputs.add(args.dsink.given());
+  outputs.add(args.dsink.given()).add(info.source);
   if (info.swapped)
     outputs.add(dtype_of(args.out)).add(dtype_of(args.lse)).add(dtype_of(args.dout)).add(dtype_of(args.dq));
   return with_shapes(sign, args, outputs, info);

@@ -34,7 +34,10 @@ detail::CallSign sign_of(const MicroSequences& micros, const Problem& problem, c
 struct SignedCallInfo {
   Index layer = kNoLayer, micro = -1;
   bool swapped = false;
+  Index source = 0;  // numbers in a row of it; 0: K and V move
 };
+// What checked ranks compare of a call's source.
+Fingerprint fingerprint(const Source* source);
 detail::CallSign with_call(detail::CallSign sign, const KernelForwardArgs& args, const SignedCallInfo& info);
 detail::CallSign with_call(detail::CallSign sign, const KernelBackwardArgs& args, const SignedCallInfo& info);
 detail::CallSign with_call(detail::CallSign sign, const SignedCallInfo& info);

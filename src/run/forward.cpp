@@ -4,8 +4,8 @@
 #include "run/executor_data.h"
 #include "run/head_numbers.h"
 #include "run/kernel_args.h"
-#include "run/key_feed.h"
 #include "run/query_moves.h"
+#include "run/source.h"
 #include "run/swap.h"
 
 namespace weft {
@@ -58,7 +58,8 @@ KernelForwardArgs call_of_step(const ExecutorForwardArgs& args, Range heads_q, c
 }  // namespace
 
 // All steps, on tensors whose heads are the steps' heads.
-void Executor::Data::attend_steps(const Kernel& kernel, const run::StepList& steps, const ExecutorForwardArgs& args) {
+void Executor::Data::attend_steps(const Kernel& kernel, const run::StepList& steps, const ExecutorForwardArgs& args,
+                                  const run::SourceCall* source) {
   const run::Computed computed(steps);
   const bool shared = !schedule.query_moves.empty();  // other ranks have results of the own queries
   const bool once = computed.once() && !shared;
@@ -73,7 +74,7 @@ void Executor::Data::attend_steps(const Kernel& kernel, const run::StepList& ste
   if (shared) queries.emplace(schedule, *communicator, workspace, args, partial);
 
   run::Log log(options, Pass::forward, steps, static_cast<Index>(schedule.steps.size()), began);
-  run::KeyFeed keys(steps, *communicator, workspace, own_kv);
+  run::StepKeys keys(steps, *communicator, workspace, own_kv, source);
   for (Index n = 0; n < steps.size(); ++n) {
     const ConstKv kv = log(StepEvent::Kind::wait, n, [&] {
       if (queries) queries->before_keys(n);
@@ -95,7 +96,10 @@ void Executor::Data::attend_steps(const Kernel& kernel, const run::StepList& ste
       call.out = call.lse = call.max_logit = {};
       call.partial = queries ? queries->states(n) : partial;
     }
-    log(StepEvent::Kind::compute, n, [&] { kernel.forward(call); });
+    log(StepEvent::Kind::compute, n, [&] {
+      if (source != nullptr) std::tie(call.k, call.v) = source->expand(n, kv.k).both();
+      kernel.forward(call);
+    });
     if (queries) queries->end(n);
   }
   if (summed) return;
@@ -111,41 +115,64 @@ void Executor::Data::attend_steps(const Kernel& kernel, const run::StepList& ste
   }
 }
 
+// Each head group once the swap has brought it.
+void Executor::Data::attend_groups(const Kernel& kernel, const ExecutorForwardArgs& args, const TensorView& max_logit) {
+  ExecutorForwardArgs moved = args;
+  if (args.source != nullptr) std::tie(moved.k, moved.v) = run::as_keys(args.source->rows).both();
+  const Schedule& moves = args.source != nullptr ? source_moves().schedule : schedule;
+  run::ForwardSwap swap(moves, schedule, *communicator, workspace, moved);
+  for (Index n = 0; n < swap.head_groups(); ++n) {
+    ExecutorForwardArgs part = swap.bring(n);
+    if (max_logit.given()) part.max_logit = run::some_heads(max_logit, swap.heads_q(n));
+    if (args.source == nullptr) {
+      attend_steps(kernel, {schedule, n}, part);
+    } else {
+      const run::SourceCall source = run::source_of(source_moves(), schedule, args, n, part.k);
+      std::tie(part.k, part.v) = source.shapes().both();
+      attend_steps(kernel, {schedule, n}, part, &source);
+    }
+    swap.give_back(n);
+  }
+  swap.finish();
+}
+
 void Executor::forward(const ExecutorForwardArgs& args) {
   const run::InUse::Call guard(data_->in_use, "executor");
   const detail::PassLabel label("forward");
-  run::check_forward(data_->schedule, args);
+  ExecutorForwardArgs inner = run::with_keys(data_->schedule, args);
+  run::check_forward(data_->schedule, inner);
   // Checked ranks wait for the GPU, which a capture does not allow.
   data_->context.use(args.place, "executor", !args.device_plans.empty() && !data_->agreement);
   const run::Workspace::Apart apart(data_->workspace, data_->takes_memory_apart(args.place));
   Communicator& communicator = *data_->communicator;
   const std::unique_ptr<run::Agreement>& agreement = data_->agreement;
   const run::CollectiveCall call{run::CallKind::forward, args.layer};
-  const std::uint64_t number =
-      agreement ? agreement->compare(
-                      call, run::fingerprints(run::forward_call(args, {args.k, args.v}), data_->options.kernel))
-                : 0;
-  const Kernel kernel = data_->kernel_for(request_of(Pass::forward, args), !args.device_plans.empty());
-  const auto pass = data_->begin_pass(run::forward_call(args, {args.k, args.v}), args.layer, detail::PassKind::forward);
+  const KernelForwardArgs whole = run::forward_call(inner, {inner.k, inner.v});
+  std::uint64_t number = 0;
+  if (agreement) {
+    std::vector<run::Fingerprint> what = run::fingerprints(whole, data_->options.kernel);
+    what.push_back(run::fingerprint(args.source));
+    number = agreement->compare(call, what);
+  }
+  const Kernel kernel = data_->kernel_for(request_of(Pass::forward, inner), !args.device_plans.empty());
+  const auto pass = data_->begin_pass(whole, args.layer, args.source, detail::PassKind::forward);
   std::optional<run::HeadNumbers> largest;
   if (args.max_logit.given())
     largest.emplace(args.place, data_->workspace, args.q.heads, communicator.ranks(), kMinusInfinity<double>);
   data_->began = std::chrono::steady_clock::now();
-  ExecutorForwardArgs inner = args;
   // By the heads of the whole problem, so that a row's bits do not depend on how heads are distributed.
   if (args.keys_per_split == 0) inner.keys_per_split = default_keys_per_split(args.q.heads);
+  const TensorView max_logit = args.max_logit.given() ? largest->view() : TensorView{};
   if (data_->schedule.swap) {
-    run::ForwardSwap swap(data_->schedule, communicator, data_->workspace, inner);
-    for (Index n = 0; n < swap.head_groups(); ++n) {
-      ExecutorForwardArgs part = swap.bring(n);
-      if (args.max_logit.given()) part.max_logit = run::some_heads(largest->view(), swap.heads_q(n));
-      data_->attend_steps(kernel, {data_->schedule, n}, part);
-      swap.give_back(n);
-    }
-    swap.finish();
+    data_->attend_groups(kernel, inner, max_logit);
   } else {
-    if (args.max_logit.given()) inner.max_logit = largest->view();
-    data_->attend_steps(kernel, data_->schedule, inner);
+    if (args.max_logit.given()) inner.max_logit = max_logit;
+    if (args.source == nullptr) {
+      data_->attend_steps(kernel, data_->schedule, inner);
+    } else {
+      const run::SourceCall source = run::source_of(data_->source_moves(), data_->schedule, inner);
+      data_->attend_steps(kernel, data_->schedule, inner, &source);
+    }
   }
   if (args.max_logit.given()) largest->reduce_into(communicator, Reduce::max, args.max_logit);
   // No rank returns before all are done, so that an error on one is an error on all.

@@ -25,6 +25,7 @@ void add_rows(const TensorView& to, const ConstTensorView& from) {
 }  // namespace
 
 void clear(const Place& place, const TensorView& view) {
+  if (view.dim == 0) return;  // there is no V where a source moves
   if (place.kind != DeviceKind::cpu) return device::clear(place, view);
   const auto bytes = at(view.dim * size_of(view.dtype));
   each_row(view, [&](Index row) {
@@ -34,6 +35,7 @@ void clear(const Place& place, const TensorView& view) {
 }
 
 void add(const Place& place, const TensorView& to, const ConstTensorView& from) {
+  if (to.dim == 0) return;
   if (place.kind != DeviceKind::cpu) return device::add(place, to, from);
   if (to.dtype == DType::f64)
     add_rows<double>(to, from);

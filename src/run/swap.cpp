@@ -8,13 +8,15 @@
 
 namespace weft::run {
 
-HeadSwap::HeadSwap(const Schedule& schedule, Communicator& communicator, Workspace& workspace, const Place& place)
-    : schedule_(schedule),
-      swap_(*schedule.swap),
+HeadSwap::HeadSwap(const Schedule& moves, const Schedule& attended, Communicator& communicator, Workspace& workspace,
+                   const Place& place)
+    : schedule_(moves),
+      swap_(*moves.swap),
+      attended_(*attended.swap),
       communicator_(communicator),
       workspace_(workspace),
       place_(place),
-      me_(schedule.rank - schedule.swap->group.begin) {
+      me_(moves.rank - moves.swap->group.begin) {
   Index turn = 0;
   for (Index n = 0; n < head_groups(); ++n) {
     most_q_ = max_of(most_q_, heads_q(n).size());
@@ -30,8 +32,8 @@ Attention HeadSwap::attention(const Attention& all, Index n) {
   if (all.sink.kind == Sink::Kind::learnable) mine.sink.logits = some_heads(all.sink.logits, heads_q(n));
   head_map_.clear();
   for (Index h = heads_q(n).begin; h < heads_q(n).end; ++h)
-    head_map_.push_back(swap_.head_map[at(h - swap_.heads_q[me].begin)] + swap_.heads_k[me].begin -
-                        group(n).k[me].begin);
+    head_map_.push_back(attended_.head_map[at(h - attended_.heads_q[me].begin)] + attended_.heads_k[me].begin -
+                        attended_.head_groups[at(n)].k[me].begin);
   mine.head_map = head_map_;
   return mine;
 }

@@ -20,8 +20,9 @@ class HeadSwap {
   Range heads_q(Index n) const { return group(n).q[at(me_)]; }  // this rank's, of head group n
 
  protected:
-  // `schedule` must have a swap.
-  HeadSwap(const Schedule& schedule, Communicator& communicator, Workspace& workspace, const Place& place);
+  // What moves, which must have a swap, and what is attended: the same, but where K and V are made of a source.
+  HeadSwap(const Schedule& moves, const Schedule& attended, Communicator& communicator, Workspace& workspace,
+           const Place& place);
   ~HeadSwap() = default;
   HeadSwap(const HeadSwap&) = delete;
   HeadSwap& operator=(const HeadSwap&) = delete;
@@ -61,6 +62,7 @@ class HeadSwap {
 
   const Schedule& schedule_;
   const Swap& swap_;
+  const Swap& attended_;  // with the K/V heads that are attended
   Communicator& communicator_;
   Workspace& workspace_;
   Place place_;
@@ -80,9 +82,9 @@ class HeadSwap {
 
 class ForwardSwap : public HeadSwap {
  public:
-  ForwardSwap(const Schedule& schedule, Communicator& communicator, Workspace& workspace,
+  ForwardSwap(const Schedule& moves, const Schedule& attended, Communicator& communicator, Workspace& workspace,
               const ExecutorForwardArgs& args)
-      : HeadSwap(schedule, communicator, workspace, args.place), args_(args) {}
+      : HeadSwap(moves, attended, communicator, workspace, args.place), args_(args) {}
 
   // The call with the rows of all members and this rank's heads of a head group, which must be the next one; its
   // outputs lie in the workspace.
@@ -101,9 +103,9 @@ class ForwardSwap : public HeadSwap {
 class BackwardSwap : public HeadSwap {
  public:
   // `own`: sums of the rank's own dK and dV; all of them are written when finish() returns.
-  BackwardSwap(const Schedule& schedule, Communicator& communicator, Workspace& workspace,
+  BackwardSwap(const Schedule& moves, const Schedule& attended, Communicator& communicator, Workspace& workspace,
                const ExecutorBackwardArgs& args, const Kv& own)
-      : HeadSwap(schedule, communicator, workspace, args.place), args_(args), own_(own) {}
+      : HeadSwap(moves, attended, communicator, workspace, args.place), args_(args), own_(own) {}
 
   ExecutorBackwardArgs bring(Index n) { return next(*this, n); }
   void give_back(Index n);

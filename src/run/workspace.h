@@ -3,6 +3,7 @@
 
 #include <array>
 #include <memory_resource>
+#include <tuple>
 #include <utility>
 
 #include "index.h"
@@ -22,7 +23,8 @@ enum class Slot {
   relay_1,
   relay_gradients_0,  // their dK and dV, summed inside the node
   relay_gradients_1,
-  sums,  // partial sums, or dQ
+  expanded_gradients,  // dK and dV of a step's K and V that were made of a source
+  sums,                // partial sums, or dQ
   states,
   step_dq,
   numbers,  // one per head
@@ -126,6 +128,8 @@ class Workspace {
 template <class View>
 struct KvOf {
   View k = {}, v = {};
+
+  std::tuple<View, View> both() const { return {k, v}; }
 };
 using Kv = KvOf<TensorView>;
 using ConstKv = KvOf<ConstTensorView>;

@@ -31,6 +31,7 @@ Definition all_gather() {
           .options = {"key_order", "head_groups", "node"},
           .describe = describe,
           .candidates = candidates,
+          .source = true,
           .outer = true,
           .tie_order = 2};
 }

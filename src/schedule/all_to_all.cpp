@@ -31,6 +31,7 @@ Definition all_to_all() {
           .options = {"head_groups"},
           .describe = describe,
           .candidates = candidates,
+          .source = true,
           .tie_order = 3};
 }
 

@@ -237,11 +237,12 @@ Schedule unscheduled(const Problem& problem, const Layouts& layouts, Index rank,
           .steps = {}};
 }
 
-void require_layouts(const ScheduleOptions& options, const Layouts& layouts) {
+void require_layouts(const ScheduleOptions& options, const Layouts& layouts, bool source) {
   require_support({.schedule = options.kind,
                    .key_order = options.key_order,
                    .stride_q = layouts.q.runs(0).stride(),
-                   .stride_k = layouts.k.runs(0).stride()});
+                   .stride_k = layouts.k.runs(0).stride(),
+                   .source = source});
 }
 
 void swap_heads(Schedule& s, Index ulysses, Index head_groups) {
@@ -331,8 +332,9 @@ void check_shape(const Layouts& layouts, Index heads_q, Index heads_k, const Ten
   // All ranks' rows of queries and keys, forward and backward: fewer than 16 tensors of 8 bytes a number.
   const double rows = static_cast<double>(layouts.q.ranks()) * static_cast<double>(layouts.q.rows() + layouts.k.rows());
   const double heads = static_cast<double>(max_of(heads_q, heads_k));
-  if (past(shape.dim_qk) || past(shape.dim_v) ||
-      rows * heads * static_cast<double>(shape.dim_qk + shape.dim_v) > static_cast<double>(kUnlimited / 128))
+  if (past(shape.dim_qk) || past(shape.dim_v) || past(shape.source) ||
+      rows * heads * static_cast<double>(shape.dim_qk + shape.dim_v + shape.source) >
+          static_cast<double>(kUnlimited / 128))
     throw Error(text("bytes of ", rows, " rows, ", heads, " heads and head dims ", shape.dim_qk, " and ", shape.dim_v),
                 "give head dims of at least 0, and tensors of at most 2^53 numbers");
 }

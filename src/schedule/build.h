@@ -15,8 +15,8 @@ Shape shape_of(const Layouts& layouts, const Heads& heads);
 // Checks rank, layouts and heads: all of a schedule but its swap, plans and steps.
 Schedule unscheduled(const Problem& problem, const Layouts& layouts, Index rank, const Heads& heads,
                      const ScheduleOptions& options);
-// Error unless the capability table has the schedule on such layouts.
-void require_layouts(const ScheduleOptions& options, const Layouts& layouts);
+// Error unless the capability table has the schedule on such layouts, and with a source if one moves.
+void require_layouts(const ScheduleOptions& options, const Layouts& layouts, bool source = false);
 // Groups of so many ranks swap heads for sequence, in so many head groups.
 void swap_heads(Schedule& s, Index ulysses, Index head_groups);
 // So many neighbouring ranks attend each other's queries.

@@ -49,6 +49,7 @@ struct Definition {
   Description (*describe)(const ScheduleOptions& options, const Shape& shape) = nullptr;
   // What is worth a try for `auto`; `levels` are the ranks that each level of the machine's links joins.
   std::vector<ScheduleOptions> (*candidates)(const Shape& shape, std::span<const Index> levels) = nullptr;
+  bool source = false;               // may bring rows of a source in place of K and V
   std::string_view by_lengths = {};  // why its steps are planned where lengths are known; empty: they need not be
   bool outer = false;                // may bring the keys of the other groups of a hybrid
   bool composed = false;             // takes the options of ScheduleOptions::outer too

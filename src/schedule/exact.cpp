@@ -39,6 +39,7 @@ Definition exact() {
           .options = {"stages", "node"},
           .describe = describe,
           .candidates = candidates,
+          .source = true,
           .by_lengths = "whose messages depend on lengths",
           .tie_order = 0};
 }

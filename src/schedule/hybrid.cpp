@@ -69,6 +69,7 @@ Definition hybrid() {
           .options = {"ulysses", "outer", "head_groups"},
           .describe = describe,
           .candidates = candidates,
+          .source = true,
           .composed = true,
           .tie_order = 4};
 }

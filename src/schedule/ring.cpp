@@ -39,6 +39,7 @@ Definition ring() {
           .options = {"ranks_per_step", "node"},
           .describe = describe,
           .candidates = candidates,
+          .source = true,
           .outer = true,
           .tie_order = 1};
 }

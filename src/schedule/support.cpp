@@ -34,6 +34,12 @@ std::optional<Refusal> refusal(const Use& use) {
   if (is_fp8(use.dtype))
     return Refusal{text("dtype ", name(use.dtype), " needs a scale for every block, which no kernel here keeps"),
                    "use bf16"};
+  if (use.source && use.schedule && !schedule::definition(*use.schedule).source)
+    return Refusal{text("a source is given, and schedule ", name(*use.schedule), " moves more than rows of K and V"),
+                   "use all_gather, ring, all_to_all, hybrid or exact, or give K and V"};
+  if (use.source && use.device_plan)
+    return Refusal{"a source is given with device_plans, and which of its rows are seen is known to the GPU alone",
+                   "give lengths on the host, or K and V"};
   if (!use.schedule) return {};
   if (use.device_plan)
     return Refusal{"a device_plan is given, and the steps of a schedule are planned on the host",
@@ -79,6 +85,7 @@ std::vector<SupportRow> support_table() {
     add(rows, "dtype", std::string(name(dtype)), {.dtype = dtype});
   add(rows, "feature", "device_plan, on a GPU", {.device_plan = true});
   add(rows, "feature", "cu_seqlens on a GPU", {.device_lengths = true});
+  add(rows, "feature", "source in place of K and V", {.source = true});
   add(rows, "feature", "bias", {.bias = true});
   add(rows, "feature", "dropout", {.dropout = 0.1});
   return rows;

@@ -1,8 +1,10 @@
 // Bytes of a schedule, counted from the same moves that the executor makes.
 #include "index.h"
 #include "schedule/build.h"
+#include "schedule/source.h"
 #include "text.h"
 #include "weft/error.h"
+#include "weft/support.h"
 
 namespace weft {
 namespace {
@@ -45,7 +47,7 @@ class Counter {
 
   void swaps(Pass pass, Index head_group) {
     const auto size = [&](std::optional<DType> dtype) { return size_of(dtype.value_or(shape_.dtype)); };
-    const Index kv = (shape_.dim_qk + shape_.dim_v) * size({}), q = shape_.dim_qk * size({});
+    const Index kv = key_width() * size({}), q = shape_.dim_qk * size({});
     const Index out = shape_.dim_v * size(shape_.out), lse = shape_.lse ? size_of(*shape_.lse) : 0;
     if (pass == Pass::forward) {
       swap(head_group, {q, kv}, false);
@@ -54,10 +56,12 @@ class Counter {
       swap(head_group, {q + shape_.dim_v * size(shape_.dout) + out + lse, kv}, false);
       swap(head_group, {shape_.dim_qk * size(shape_.dq), 0}, true);
       if (schedule::keys_end(*s_.swap, head_group))
-        swap(head_group, {0, (shape_.dim_qk + shape_.dim_v) * size_of(sum_type(shape_.dtype))}, true);
+        swap(head_group, {0, key_width() * size_of(sum_type(shape_.dtype))}, true);
     }
   }
 
+  // Numbers of a row and head: of K and V, or of the source, which is one head.
+  Index key_width() const { return shape_.source > 0 ? shape_.source : shape_.dim_qk + shape_.dim_v; }
   // Queries there, what comes of them back.
   void queries(Pass pass) {
     const schedule::QueryBytes row = schedule::query_bytes(shape_, pass);
@@ -89,13 +93,13 @@ schedule::QueryBytes schedule::query_bytes(const TensorShape& shape, Pass pass) 
   return {q + shape.dim_v * (size(shape.dout) + size(shape.out)) + lse, shape.dim_qk * size_of(sums)};
 }
 
-Traffic traffic(const Schedule& s, const TensorShape& shape, Pass pass, Index node) {
-  schedule::check_shape(s.layouts, s.heads_q, s.heads_k, shape);
+namespace {
+
+Traffic traffic_of_moves(const Schedule& s, const TensorShape& shape, Pass pass, Index node) {
   if (node < 0 || (node > 0 && s.ranks % node != 0))
     throw Error(text("nodes of ", node, " ranks do not divide ", s.ranks, " ranks"),
                 "give a number of ranks that divides them");
   Counter count(s, shape, node > 0 ? node : uses(s.options, "node") ? s.options.node : 1);
-  const Index dims = shape.dim_qk + shape.dim_v;
   bool shifted = false;  // gradients of what came in the step before travel on
   for (Index n = 0; s.swap && n < static_cast<Index>(s.swap->head_groups.size()); ++n) count.swaps(pass, n);
   count.queries(pass);
@@ -105,7 +109,7 @@ Traffic traffic(const Schedule& s, const TensorShape& shape, Pass pass, Index no
       continue;
     }
     const Move& move = *step.move;
-    const Index width = step.heads_k.size() * dims, sums = width * size_of(sum_type(shape.dtype));
+    const Index width = step.heads_k.size() * count.key_width(), sums = width * size_of(sum_type(shape.dtype));
     count.move(move.sends, move.receives, width * size_of(shape.dtype));
     if (move.relay) count.relayed(*move.relay, width * size_of(shape.dtype), false);
     if (pass == Pass::forward) continue;
@@ -125,6 +129,15 @@ Traffic traffic(const Schedule& s, const TensorShape& shape, Pass pass, Index no
     }
   }
   return count.total;
+}
+
+}  // namespace
+
+Traffic traffic(const Schedule& s, const TensorShape& shape, Pass pass, Index node) {
+  schedule::check_shape(s.layouts, s.heads_q, s.heads_k, shape);
+  if (shape.source == 0) return traffic_of_moves(s, shape, pass, node);
+  require_support({.schedule = s.options.kind, .source = true});
+  return traffic_of_moves(schedule::source_moves(s), shape, pass, node);
 }
 
 }  // namespace weft

@@ -14,6 +14,7 @@
 #include "rank_tensors.h"
 #include "refusal.h"
 #include "weft/error.h"
+#include "weft/support.h"
 
 namespace weft::test {
 namespace {
@@ -133,6 +134,19 @@ Index each_pass(unsigned long long first, unsigned long long count, const Body& 
   return passes;
 }
 
+// Calls what with K and V that move, and, where the schedule can, with a source in their place.
+template <class Body>
+void with_and_without_source(Question& q, const ScheduleOptions& options, const Body& body) {
+  constexpr Index kWidth = 5;
+  for (const Index source : {Index{0}, kWidth}) {
+    if (source > 0 && refusal({.schedule = options.kind, .source = true})) continue;
+    q.shape.source = source;
+    SCOPED_TRACE(testing::Message() << "source " << source);
+    body();
+  }
+  q.shape.source = 0;
+}
+
 TEST(Simulate, JobAndSchedulesAgree) {
   const Machine m = machine();
   const auto agree = [&](Question& q, const ScheduleOptions& options, const std::vector<Schedule>& made, Pass pass) {
@@ -148,18 +162,23 @@ TEST(Simulate, JobAndSchedulesAgree) {
       EXPECT_EQ(a.ranks[r].pairs, b.ranks[r].pairs) << "rank " << r;
     }
   };
-  EXPECT_GT(each_pass(0, kQuestions, agree), 1000);
+  const auto both = [&](Question& q, const ScheduleOptions& options, const std::vector<Schedule>& made, Pass pass) {
+    with_and_without_source(q, options, [&] { agree(q, options, made, pass); });
+  };
+  EXPECT_GT(each_pass(0, kQuestions, both), 1000);
 }
 
 TEST(Simulate, BytesAreThoseOfTraffic) {
   const Machine m = machine();
   each_pass(1000, kQuestions, [&](Question& q, const ScheduleOptions& options, const auto& made, Pass pass) {
-    const Timeline t = simulate(q.job(options), m, pass);
-    for (std::size_t r = 0; r < made.size(); ++r) {
-      const Traffic want = traffic(made[r], q.shape, pass);
-      EXPECT_EQ(t.ranks[r].bytes_in, want.bytes_received);
-      EXPECT_EQ(t.ranks[r].bytes_out, want.bytes_sent);
-    }
+    with_and_without_source(q, options, [&] {
+      const Timeline t = simulate(q.job(options), m, pass);
+      for (std::size_t r = 0; r < made.size(); ++r) {
+        const Traffic want = traffic(made[r], q.shape, pass);
+        EXPECT_EQ(t.ranks[r].bytes_in, want.bytes_received);
+        EXPECT_EQ(t.ranks[r].bytes_out, want.bytes_sent);
+      }
+    });
   });
 }
 

@@ -53,6 +53,34 @@ def f64_to_its_last_digits():
 
 
 @case
+def keys_made_of_a_latent():
+    """expand=: rows of a latent move; gradients of its rows, and of the weights that all ranks expand with, are those of one."""
+    weight = torch.randn(2, 8 + 12, 6, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
+
+    def expand(rows, positions, heads=slice(None)):
+        k, v = torch.einsum("tw,hdw->thd", rows, weight[heads]).split([8, 12], -1)
+        return k * torch.cos(0.1 * positions)[:, None, None], v
+
+    weight.requires_grad_()
+    q, _, _, dout = (x.double() for x in tensors(PADDED))
+    latent = torch.randn(PADDED.tokens_k, 6, generator=torch.Generator().manual_seed(6), dtype=torch.float64)
+    positions = torch.cat([torch.arange(b - a) for a, b in itertools.pairwise(PADDED.cu_seqlens_q_padded.tolist())])
+    inputs = [q.requires_grad_(), latent.requires_grad_(), weight]
+    out = weft.torch.context_parallel_attention(q, *expand(latent, positions), PADDED, causal=True, one_rank=True)
+    expected = [out.detach(), *torch.autograd.grad(out, inputs, dout)]
+    for how in SCHEDULES.values():
+        for layout in ("zigzag", "placed"):
+            mine = [weft.torch.shard(x.detach(), PADDED, layout=layout).requires_grad_() for x in (q, latent)]
+            out = weft.torch.context_parallel_attention(*mine, PADDED, causal=True, layout=layout, expand=expand, **how)
+            got = torch.autograd.grad(out, [*mine, weight], weft.torch.shard(dout, PADDED, layout=layout))
+            for g, e, name in zip((out, *got[:2]), expected, ("out", "dq", "dlatent")):
+                close(g, weft.torch.shard(e, PADDED, layout=layout), f"{name}, {how}", 1e-12)
+            share = got[2].clone()
+            dist.all_reduce(share)
+            close(share, expected[3], f"dweight, {how}", 1e-12)
+
+
+@case
 def batches():
     """bshd and sbhd with dual_chunk: a rank's rows of a batch are a batch."""
     batch, length = 3, 16

@@ -30,6 +30,9 @@ QUICK = ["deepseek_v3", "qwen3_next"]
 _CASES = [
     *((name, layout, schedule, {}) for name in CONFIGS for layout, schedule in (("balanced", "all_gather"), ("zigzag", "ring"))),
     *((name, "balanced", "exact", {"checkpointing": how}) for name in ("qwen3_next", "olmo_hybrid") for how in (False, True)),
+    *(("deepseek_v3", layout, schedule, {"latent": True}) for layout, schedule in (
+        ("balanced", "all_gather"), ("zigzag", "ring"), ("zigzag", "all_to_all"), ("balanced", "auto"))),
+    ("deepseek_v3", "balanced", "exact", {"latent": True, "checkpointing": False}),
     ("qwen3_next", "striped", "ring", {"checked": True}), ("qwen3_next", "dual_chunk", "all_to_all", {}),
 ]
 CASES = {"-".join([*case[:3], *(f"{k}={v}" for k, v in case[3].items())]): case for case in _CASES}
@@ -57,6 +60,13 @@ def check(name, layout, schedule, options, packing=None):
 @pytest.mark.parametrize("name", [pytest.param(name, marks=[] if name in QUICK else pytest.mark.long) for name in CONFIGS])
 def test_one_rank(name):
     check(name, "balanced", "all_gather", {})
+
+
+def test_the_latent_moves():
+    """Where a layer makes keys and values of a latent, that is what ranks exchange, and what has the right gradients."""
+    check("deepseek_v3", "balanced", "all_gather", {"latent": True})
+    with pytest.raises(weft.Error, match="makes its keys and values itself"):
+        check("llama", "balanced", "all_gather", {"latent": True})
 
 
 @pytest.mark.long

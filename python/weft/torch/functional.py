@@ -15,6 +15,7 @@ from ..cost import machine_number
 from ..schedule import Schedule, constant_result
 from ..spellings import own_words
 from ..types import TorchOptions
+from . import expand as expansion
 from . import offsets
 from .group import name_of
 from .how import OPTIONS, how_of
@@ -155,6 +156,32 @@ def _read(packing: Any, mask: Any, group: Any, sink: Any, max_logit: bool, one_r
     return _how(mask, "" if one_rank else group, options), packing, sink
 
 
+# Calls back into Python in its midst: torch.compile breaks the graph there.
+@torch.compiler.disable
+def _expanded(q: Tensor, source: Any, v: Any, packing: Any, mask: Any, group: Any, sink: Any, statistics: Tuple[bool, bool],
+              one_rank: bool, expand: expansion.Expand, given: Dict[str, Any]) -> Any:
+    """The call with a source in the place of k, after which come the packing and the mask."""
+    if source is None:
+        source = given.pop("source", None)
+    if v is not None:
+        if mask is not None:
+            raise error("expand= is given with k, v and a packing", "give a source in place of both: (q, source, packing, ...)")
+        packing, mask = (v, mask) if packing is None else (v, packing)
+    if not isinstance(source, Tensor):
+        raise error(f"the source is a {type(source).__name__}", "give this rank's rows of what moves: [rows, width]")
+    if offsets.given_on_gpu(packing, given):
+        raise error("expand= with lengths in the memory of a GPU, where which rows are seen is known",
+                    "give the lengths on the host")
+    if one_rank or not name_of(group):
+        # An executor of one rank, because it expands only rows that are seen.
+        group, given = expansion.one_rank(), {**given, "layout": "contiguous", "layout_mask": None}
+    return_lse, return_max_logit = statistics
+    how, whole, logits = _settled(packing, mask, group, sink, return_max_logit, False, given)
+    results = expansion.attend(q, source, logits, whole, call_of(how), expand)
+    found = [x for x, asked in zip(results, (True, return_lse, return_max_logit)) if asked]
+    return found[0] if len(found) == 1 else tuple(found)
+
+
 @overload
 def context_parallel_attention(
     q: Tensor, k: Tensor, v: Tensor, packing: Optional[AnyPacking] = ..., mask: Optional[Mask] = ..., *, group: Any = ...,
@@ -171,10 +198,18 @@ def context_parallel_attention(
 ) -> Any: ...
 
 
+@overload
 def context_parallel_attention(
-    q: Tensor, k: Tensor, v: Tensor, packing: Optional[AnyPacking] = None, mask: Optional[Mask] = None, *, group: Any = None,
+    q: Tensor, source: Tensor, packing: Optional[AnyPacking] = ..., mask: Optional[Mask] = ..., *, expand: expansion.Expand,
+    group: Any = ..., sink: Union[None, str, Tensor] = ..., return_lse: bool = ..., return_max_logit: bool = ...,
+    one_rank: bool = ..., **options: Unpack[TorchOptions],
+) -> Any: ...
+
+
+def context_parallel_attention(
+    q: Tensor, k: Any = None, v: Any = None, packing: Any = None, mask: Optional[Mask] = None, *, group: Any = None,
     sink: Union[None, str, Tensor] = None, return_lse: bool = False, return_max_logit: bool = False, one_rank: bool = False,
-    **given: Any,
+    expand: Optional[expansion.Expand] = None, **given: Any,
 ) -> Union[Tensor, Tuple[Tensor, ...]]:
     """Exact attention of this rank's queries over the whole pack, differentiable in q, k, v and the sink.
 
@@ -197,6 +232,13 @@ def context_parallel_attention(
     contiguous, dual_chunk, zigzag (the default then) and striped, all schedules but exact and mesh; the call can be captured in a
     CUDA graph, over ranks with NCCL too.
 
+    expand: context_parallel_attention(q, source, packing, ..., expand=fn) moves rows of one tensor, source [rows, width], and
+    each rank makes K and V of them: fn(rows) -> (k [rows, hk, d], v [rows, hk, dv]), or fn(rows, positions) with each row's
+    position in its document, differentiable and row by row; fn may take heads= too, a slice of the K/V heads that are wanted. It
+    is called with rows of other ranks, several times, and again in the backward. Parameters and other leaves that it uses get
+    their gradients: on each rank that rank's share, as of all parameters (docs/latent.md). Under torch.compile the graph breaks
+    there.
+
     Returns out, or a tuple of out and what was asked for: lse [rows, hq], max_logit [hq] over all ranks. Both carry no
     gradient.
 
@@ -209,6 +251,8 @@ def context_parallel_attention(
     """
     if not type(one_rank) is type(return_lse) is type(return_max_logit) is bool:
         _refuse_flags(one_rank=one_rank, return_lse=return_lse, return_max_logit=return_max_logit)
+    if expand is not None:
+        return _expanded(q, k, v, packing, mask, group, sink, (return_lse, return_max_logit), one_rank, expand, given)
     if offsets.given_on_gpu(packing, given):
         found = offsets.offsets_of(packing, given)
         options = dict(in_own_words(given, group))
@@ -217,6 +261,8 @@ def context_parallel_attention(
                                           return_max_logit)
         kept = [x for x, asked in zip(result, (True, return_lse, return_max_logit)) if asked]
         return kept[0] if len(kept) == 1 else tuple(kept)
+    if k is None or v is None:
+        raise error("k or v is left out", "give both, or a source and the function that makes them of its rows (expand=)")
     how, whole, logits = _settled(packing, mask, group, sink, return_max_logit, one_rank, given)
     statistics = return_lse or return_max_logit
     if torch.compiler.is_compiling() or not plain(q, k, v):

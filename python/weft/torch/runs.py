@@ -16,7 +16,7 @@ from torch import Tensor
 from .. import _arrays, _core, _options, _placed
 from .._arrays import error
 from ..attention import rank_schedule
-from ..cost import machine_numbered
+from ..cost import chosen_schedule, machine_numbered
 from ..schedule import Schedule
 from ..sharding import batch_shape, layout_of
 from . import how as settings_text
@@ -165,6 +165,27 @@ def _dealt_by(said: Dict[str, Any], mask: _core.Mask, slices: Any) -> Optional[_
     return _core.Mask(causal, bottom_right, tuple(window), chunk_size)
 
 
+def _problem_of(packing: Tensor, said: Dict[str, Any]) -> Tuple[_core.Packing, _core.Problem, Any]:
+    whole, slices, layout_slices = unpack(packing)
+    mask = _core.Mask(said["causal"], said["bottom_right"], tuple(said["window"]), said["chunk_size"], slices)
+    return whole, _core.Problem(whole, mask), layout_slices
+
+
+def _layout_of(whole: _core.Packing, problem: _core.Problem, layout_slices: Any, said: Dict[str, Any], ranks: int,
+               where: Any) -> _core.Layout:
+    return layout_of(said["layout"], whole, ranks, _dealt_by(said, problem.mask, layout_slices), where, said["format"])
+
+
+def chosen_for_source(packing: Tensor, said: Dict[str, Any], ranks: int, heads: Tuple[int, int],
+                      shape: Tuple[_core.DType, int, int], width: int) -> Schedule:
+    """What auto stands for where rows of a source move: their bytes count, and what it takes to expand them."""
+    if said["head_map"] is not None:  # what a map takes is not predicted
+        return Schedule("all_gather")
+    whole, problem, layout_slices = _problem_of(packing, said)
+    where = machine_numbered(said["machine"])
+    return chosen_schedule(problem, _layout_of(whole, problem, layout_slices, said, ranks, where), *heads, *shape, where, width)
+
+
 class Run:
     """A problem with its plan or executor."""
 
@@ -175,17 +196,15 @@ class Run:
         self.core: Any = None  # OneRank or Executor; None: a new executor for each call
         self.schedule: Optional[_core.RankSchedule] = None
         self.placed = None  # the layout that rows have still to be checked against
-        whole, slices, layout_slices = unpack(packing)
-        mask = _core.Mask(said["causal"], said["bottom_right"], tuple(said["window"]), said["chunk_size"], slices)
-        problem = _core.Problem(whole, mask)
+        self.source_rows: Dict[int, Any] = {}  # by step: which rows of a source are seen, and their positions (expand.py)
+        whole, problem, layout_slices = _problem_of(packing, said)
         if not said["group"]:
             self.core = _core.OneRank(problem, said["kernel"], said["deterministic"])
             return
         self.comm = comm = communicator(said["group"])
         self.ranks = comm.ranks
-        dealt_by = _dealt_by(said, mask, layout_slices)
         where = machine_numbered(said["machine"])
-        self.placed = placed = layout_of(said["layout"], whole, comm.ranks, dealt_by, where, said["format"])
+        self.placed = placed = _layout_of(whole, problem, layout_slices, said, comm.ranks, where)
         if said["format"] != "thd" and comm.ranks > 1:
             batch_shape(placed, said["format"], [comm.ranks, comm.ranks], comm.ranks)
         name, options = said["schedule"]

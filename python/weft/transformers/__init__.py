@@ -33,7 +33,7 @@ from ..torch.sharding import place
 from ..torch.trees import TreeMasks, tree_position_ids, tree_positions
 from ..trees import Tree
 from ..types import AnySchedule, LayoutName
-from . import _recurrent, _routers
+from . import _latent, _recurrent, _routers
 from ._batches import (
     Batch,
     current,
@@ -98,6 +98,9 @@ class packed:
     layout and mask must be those of the inputs: `balanced`, by the causal mask, unless said otherwise. Other options as in
     weft.torch: schedule (a name, or a weft.Schedule), deterministic, kernel, checked.
 
+    latent=True: of layers with multi-head latent attention (DeepSeek-V2, V3 and others that have a method expand_kv) the latent
+    moves, and each rank makes the keys and values that it attends (docs/latent.md).
+
     Only the forward pass has to be inside. Rows are checked against their positions wherever a model shows them;
     check_positions=False is for models whose positions are meant to be other than those in the document.
 
@@ -115,13 +118,13 @@ class packed:
 
     def __init__(
         self, packing: Union[AnyPacking, Tree], group: Any = None, layout: Optional[LayoutName] = None,
-        schedule: AnySchedule = "auto", *, mask: Optional[Mask] = None, check_positions: bool = True,
+        schedule: AnySchedule = "auto", *, mask: Optional[Mask] = None, check_positions: bool = True, latent: bool = False,
         **given: Unpack[_Passed],
     ) -> None:
         options: Dict[str, Any] = {"schedule": schedule, **given}
         for name in options:
             if name not in _OPTIONS:
-                unexpected("packed", name, ("group", "layout", "mask", "check_positions", *_OPTIONS))
+                unexpected("packed", name, ("group", "layout", "mask", "check_positions", "latent", *_OPTIONS))
         if not isinstance(layout, (str, type(None))):
             raise error(f"layout is a {type(layout).__name__}", "give its name")
         how_of(layout=layout, **options)  # refuses unknown names and wrong types at once
@@ -133,7 +136,10 @@ class packed:
         self.rows = self.placed.rows
         self.positions = torch.from_numpy(self.placed.position_ids(self.rank)) if self.masks is None else tree_positions(
             self.masks.tree, self.placed, self.rank)
-        self.check_positions = check_positions
+        self.check_positions, self.latent = check_positions, latent
+        if latent and not _latent.take_over():
+            raise error("latent=True, and no model that is loaded makes keys and values of a latent by a method expand_kv",
+                        "make the model first; the version of transformers that docs/transformers.md names has DeepSeek-V3's")
         self.options = {"group": name_of(group), "layout": layout, "layout_mask": mask if self.masks is None else OWN, **options}
         self.used = False
         self.recurrent: Optional[bool] = None  # whether a recurrent layer has run; None: the model has none
@@ -392,16 +398,22 @@ def _attention(module: Any, query: Tensor, key: Tensor, value: Tensor, attention
     if s_aux is not None:
         s_aux = s_aux.reshape(-1).to(torch.float64 if query.dtype == torch.float64 else torch.float32)
 
+    latent = None if batch.pack is None else _latent.latent_of(key)
+    if batch.pack is not None and batch.pack.latent and latent is None:
+        raise error(f"latent=True, and {type(module).__name__} makes its keys and values itself",
+                    "leave latent out for this model")
     views: List[Any] = []
-    for x in (_tuned(module, query, batch), key, value):
+    for x in (_tuned(module, query, batch),) if latent is not None else (_tuned(module, query, batch), key, value):
         x = x[0].transpose(0, 1) if batch.format == "thd" else x.transpose(1, 2)
         views.append(x if x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous())
-    q, k, v = views
+    q, k, v = (*views, None, None)[:3]
     if not batch.own:  # else the slices say it
         options = {**options, "causal": rule.causal, "bottom_right": batch.bottom_right, "window": rule.window,
                    "chunk_size": rule.chunk}
+    if latent is not None:
+        options, k, v = {**options, "expand": latent.expand}, latent.rows, None
     out: Any = _torch.context_parallel_attention(
-        q, k, v, batch.flat, sink=s_aux, scale=scaling, softcap=softcap or 0.0, format=batch.format, **options)
+        q, k, v, packing=batch.flat, sink=s_aux, scale=scaling, softcap=softcap or 0.0, format=batch.format, **options)
     return out[None] if batch.format == "thd" else out, None
 
 

@@ -80,14 +80,9 @@ json both_json(const std::vector<const Simulation*>& lines, bool all_layers) {
 }
 
 json problem_json(const Simulation& l) {
-  return {{"ranks", l.ranks},
-          {"tokens", l.tokens},
-          {"documents", l.documents},
-          {"window", l.window},
-          {"heads", l.heads},
-          {"layout", weft::name(l.layout)},
-          {"schedule", weft::words(l.schedule)},
-          {"auto", l.chosen}};
+  return {{"ranks", l.ranks},      {"tokens", l.tokens}, {"documents", l.documents},
+          {"window", l.window},    {"heads", l.heads},   {"layout", weft::name(l.layout)},
+          {"schedule", l.words()}, {"auto", l.chosen}};
 }
 
 }  // namespace
@@ -121,7 +116,7 @@ json total_json(const std::vector<const Simulation*>& kinds, Index tp) {
     forward += seconds(l->forward) * static_cast<double>(l->layers);
     backward += seconds(l->backward) * static_cast<double>(l->layers);
     flops += l->flops * static_cast<double>(l->layers);
-    const std::string words = weft::words(l->schedule);
+    const std::string words = l->words();
     if (std::find(schedules.begin(), schedules.end(), words) == schedules.end()) schedules.push_back(words);
     if (!l->refused.empty()) out["refused"] = l->refused;
   }

@@ -145,12 +145,13 @@ class Sweep {
   // At most: of `all`, more heads have more variants.
   std::size_t lines_of_problem(Index ranks) const {
     const std::size_t schedules = every_ ? schedules_of_problem(ranks, kMaxTokens, kMaxTokens).size() : fixed_.size();
-    return (schedules + (automatic_ ? 1 : 0)) * (model_ != nullptr ? model_->layers.size() : 1);
+    return (schedules + (automatic_ ? 1 : 0)) * (model_ != nullptr ? model_->layers.size() : 1) * sources().size();
   }
   const Model* model() const { return model_; }
   Index tp() const { return tp_; }
   const Machine& machine() const { return machine_; }
   const std::vector<Simulation>& lines() const { return lines_; }
+  const std::vector<std::string>& latent_words() const { return latent_words_; }  // a line a problem
   std::string trace_json() const { return trace_.json(); }
 
   // All schedules of one problem; `progress` is called before each. Returns the problem.
@@ -170,23 +171,28 @@ class Sweep {
     divide_heads(c, tp_);
     const std::vector<Kind> kinds = kinds_of(c, model_);
     const Packing& packing = kinds[0].problem.packing();
-    const Simulation base{.ranks = c.ranks,
-                          .docs = asked.docs,
-                          .window = asked.window,
-                          .heads = fmt::format("{}:{}", c.heads_q, c.heads_k),
-                          .layout = c.layout,
-                          .tokens = packing.q().tokens(),
-                          .documents = packing.sequences(),
-                          .heads_q = c.heads_q};
-    for (const ScheduleOptions& schedule : schedules_of_problem(c.ranks, c.heads_q, c.heads_k)) {
+    Simulation base{.ranks = c.ranks,
+                    .docs = asked.docs,
+                    .window = asked.window,
+                    .heads = fmt::format("{}:{}", c.heads_q, c.heads_k),
+                    .layout = c.layout,
+                    .tokens = packing.q().tokens(),
+                    .documents = packing.sequences(),
+                    .heads_q = c.heads_q};
+    const std::size_t first = lines_.size();
+    for (const Index source : sources()) {
+      base.source = source;
+      for (const ScheduleOptions& schedule : schedules_of_problem(c.ranks, c.heads_q, c.heads_k)) {
+        progress();
+        if (any_layout)
+          add_chosen(kinds, asked.layout, base, {schedule});
+        else
+          add_fixed(kinds, base, schedule);
+      }
       progress();
-      if (any_layout)
-        add_chosen(kinds, asked.layout, base, {schedule});
-      else
-        add_fixed(kinds, base, schedule);
+      if (automatic_) add_chosen(kinds, asked.layout, base, {});
     }
-    progress();
-    if (automatic_) add_chosen(kinds, asked.layout, base, {});
+    compare_sources(first, kinds.size(), c);
     return c;
   }
 
@@ -213,13 +219,43 @@ class Sweep {
     return all;
   }
 
-  TensorShape shape(const check::Case& c) const {
-    return {.dtype = c.dtype, .dim_qk = c.dim_qk, .dim_v = c.dim_v, .dsink = model_ != nullptr && model_->sink};
+  // What moves: K and V, and where they are made of a latent, that in their place too.
+  std::vector<Index> sources() const {
+    return model_ != nullptr && model_->latent > 0 ? std::vector<Index>{0, model_->latent} : std::vector<Index>{0};
+  }
+
+  TensorShape shape(const check::Case& c, Index source) const {
+    return {.dtype = c.dtype,
+            .dim_qk = c.dim_qk,
+            .dim_v = c.dim_v,
+            .dsink = model_ != nullptr && model_->sink,
+            .source = source};
+  }
+
+  // Says which is faster, K and V or the latent, of the problem whose lines begin there.
+  void compare_sources(std::size_t first, std::size_t kinds, const check::Case& c) {
+    if (sources().size() < 2) return;
+    const Simulation* best[2] = {nullptr, nullptr};
+    for (std::size_t n = first; n < lines_.size(); n += kinds) {
+      const Simulation& line = lines_[n];
+      if (!line.refused.empty()) continue;
+      const Simulation*& of = best[line.source > 0 ? 1 : 0];
+      if (of == nullptr || line.seconds() < of->seconds()) of = &line;
+    }
+    if (best[0] == nullptr || best[1] == nullptr) return;
+    const bool pays = best[1]->seconds() <= best[0]->seconds();
+    const double ratio = static_cast<double>(c.heads_k * (c.dim_qk + c.dim_v)) / static_cast<double>(model_->latent);
+    latent_words_.push_back(
+        fmt::format("{} ranks, {} heads: {} in {:.3f} ms, {} in {:.3f} ms; the latent is {:.1f} times fewer bytes, and "
+                    "expanding it "
+                    "on every rank costs {} than it saves",
+                    best[0]->ranks, c.heads_k, best[1]->name(), best[1]->seconds() * 1e3, best[0]->name(),
+                    best[0]->seconds() * 1e3, ratio, pays ? "less" : "more"));
   }
 
   void run(Simulation& line, const Kind& kind, const Layouts& layouts) {
     const check::Case& c = kind.given;
-    const Job job{kind.problem, layouts, c.heads_q, c.heads_k, line.schedule, shape(c)};
+    const Job job{kind.problem, layouts, c.heads_q, c.heads_k, line.schedule, shape(c, line.source)};
     const double pairs = static_cast<double>(kind.problem.visible_pairs()) * static_cast<double>(c.heads_q);
     for (const Pass pass : passes_) {
       Timeline t = weft::simulate(job, machine_, pass, {.detail = {0}, .busiest = true});
@@ -264,14 +300,14 @@ class Sweep {
   void add_chosen(const std::vector<Kind>& kinds, const std::string& layout, Simulation base,
                   std::vector<ScheduleOptions> schedules) {
     base.chosen = true;
-    base.asked = fmt::format("{}, {}", schedules.empty() ? "auto" : weft::words(schedules.front()),
-                             layout == "auto" ? "auto layout" : layout);
+    base.asked = fmt::format("{}{}, {}", schedules.empty() ? "auto" : weft::words(schedules.front()),
+                             base.source > 0 ? ", latent" : "", layout == "auto" ? "auto layout" : layout);
     std::vector<Layer> layers;
     for (const Kind& kind : kinds)
       layers.push_back({.problem = kind.problem,
                         .heads_q = kind.given.heads_q,
                         .heads_k = kind.given.heads_k,
-                        .shape = shape(kind.given),
+                        .shape = shape(kind.given, base.source),
                         .count = kind.count,
                         .backward = passes_.back() == Pass::backward});
     ChooseOptions options = options_;
@@ -296,6 +332,7 @@ class Sweep {
   std::vector<ScheduleOptions> fixed_;
   bool automatic_ = false, every_ = false;
   std::vector<Simulation> lines_;
+  std::vector<std::string> latent_words_;
   Trace trace_;
 };
 
@@ -320,7 +357,8 @@ int list_models() {
     fmt::print("{:<14}heads {}:{}, dim {}:{}, layers", m.name, m.heads_q, m.heads_k, m.dim_qk, m.dim_v);
     for (const ModelLayers& l : m.layers)
       fmt::print(" {} x {}{}", l.count, mask_words(l.mask), &l == &m.layers.back() ? "" : ",");
-    fmt::print("{}\n    {}\n", m.sink ? ", learnable sinks" : "", m.source);
+    fmt::print("{}{}\n    {}\n", m.sink ? ", learnable sinks" : "",
+               m.latent > 0 ? fmt::format(", latent {}", m.latent) : "", m.source);
   }
   return 0;
 }
@@ -392,10 +430,13 @@ int simulate(const Flags& flags) {
     kinds.clear();
   }
   print_report(records, shown);
+  for (std::size_t n = 0; n < sweep.latent_words().size(); ++n)
+    fmt::print("{}latent, {}\n", n == 0 ? "\n" : "", sweep.latent_words()[n]);
   json out = {{"machine", machine.name},
               {"memory_bytes_per_rank", machine.memory_bytes},
               {"tp", sweep.tp()},
               {"lines", std::move(lines)}};
+  if (!sweep.latent_words().empty()) out["latent"] = sweep.latent_words();
   if (sweep.model() != nullptr) {
     out["model"] = sweep.model()->name;
     out["totals"] = std::move(totals);
