@@ -154,7 +154,7 @@ class CheckedRuns {
       std::printf("%-8s %5td plans, %5td ended in errors (%td not on all ranks: some were right and done)\n",
                   std::string(name(kind)).c_str(), count, noticed_[kind], in_part_[kind]);
       if (harmless(kind)) continue;
-      if (count < 20) continue;  // too few to say
+      if (count < 20) continue;                                // too few to say
       EXPECT_GT(3 * noticed_[kind], 2 * count) << name(kind);  // the others hit calls without messages
     }
   }

@@ -3,6 +3,7 @@
 Each is a kind of JOBS, with a weight; what a job draws depends on its seed alone.
 """
 
+import contextlib
 import os
 import re
 import shutil
@@ -74,15 +75,15 @@ def any_order(draw, setting):
 def rows(draw, setting):
     for cu, padded, tokens, ranks, layout in test_rows.packings(draw.randrange(2**31), 8):
         offsets, begins = test_rows.offsets_on(setting.device, cu, padded, draw.randrange(6))
-        x = torch.randn(tokens, 3, device=setting.device)
+        x, what = torch.randn(tokens, 3, device=setting.device), (cu, padded, tokens, ranks, layout)
         options = dict(cu_seqlens_padded=begins, layout=layout)
         for rank in range(ranks):
             held = test_rows.tokens_of(padded, tokens, ranks, rank, layout)
             local = test_rows.rows.shard(x, offsets, ranks, rank, **options)
-            test_rows.same(local, test_rows.take(x, held), (cu, padded, tokens, ranks, rank, layout))
+            test_rows.same(local, test_rows.take(x, held), what)
             at = {t: row for row, t in enumerate(held) if t >= 0}
             test_rows.same(test_rows.rows.unshard(local, offsets, ranks, rank, tokens=tokens, **options),
-                           test_rows.take(local, [at.get(t, -1) for t in range(tokens)]), (cu, padded, tokens, ranks, rank, layout))
+                           test_rows.take(local, [at.get(t, -1) for t in range(tokens)]), what)
 
 
 def kv_buffer(draw, setting):
@@ -153,10 +154,8 @@ def ranks_fail(draw, setting):
                 raise
 
     begin = time.monotonic()
-    try:
+    with contextlib.suppress(weft.Error, Unwell):
         weft.spawn(ranks, rank, time_limit=0.5 if way == "late" else 30.0)
-    except (weft.Error, Unwell):
-        pass
     silent = [r for r in range(ranks) if r != lost and r not in told]
     assert not silent, f"rank {lost} {way} at call {calls} of {schedules}: ranks {silent} of {ranks} have no error"
     assert time.monotonic() - begin < 20, f"rank {lost} {way} at call {calls} of {schedules}: {time.monotonic() - begin:.1f} s"
@@ -222,8 +221,8 @@ def selftest(draw, setting):
 JOBS = {
     "attention": (attention, 24, True), "torch_operator": (torch_operator, 10, True), "trees": (trees, 5, True),
     "trees_in_steps": (trees_in_steps, 2, False), "any_order": (any_order, 6, False), "rows": (rows, 3, True),
-    "kv_buffer": (kv_buffer, 6, False), "misuse": (misuse, 4, False), "checked_ranks_disagree": (checked_ranks_disagree, 3, False),
-    "ranks_disagree": (ranks_disagree, 5, True), "ranks_fail": (ranks_fail, 5, False), "verify": (verify, 6, True),
-    "fault_plans": (fault_plans, 1, False), "mpi": (mpi, 1, False), "processes_fail": (processes_fail, 1, True),
-    "selftest": (selftest, 1, True),
+    "kv_buffer": (kv_buffer, 6, False), "misuse": (misuse, 4, False),
+    "checked_ranks_disagree": (checked_ranks_disagree, 3, False), "ranks_disagree": (ranks_disagree, 5, True),
+    "ranks_fail": (ranks_fail, 5, False), "verify": (verify, 6, True), "fault_plans": (fault_plans, 1, False),
+    "mpi": (mpi, 1, False), "processes_fail": (processes_fail, 1, True), "selftest": (selftest, 1, True),
 }

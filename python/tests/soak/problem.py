@@ -17,8 +17,8 @@ GPU_DIMS = [(64, 64), (64, 64), (128, 128), (192, 128)]
 KINDS = ["numpy-f32", "numpy-f32", "torch-f32", "torch-bf16", "torch-bf16", "numpy-f16", "torch-f16", "numpy-f64", "torch-f64"]
 GPU_KINDS = ["torch-bf16", "torch-bf16", "torch-f16", "torch-f32"]
 
-# What the worst element may be off by, in parts of itself, of its row's and of its tensor's root mean square. A key too many or
-# too few for one query among a thousand is ten times what f32 is allowed; `weft verify`, which runs beside, knows bounds to the bit.
+# What the worst element may be off by, in parts of itself, of its row's and of its tensor's root mean square. A key too many
+# for one query among a thousand is ten times what f32 is allowed; `weft verify`, which runs beside, has a bound for each element.
 ALLOWED = {"f64": 1e-11, "f32": 1e-4, "f16": 2e-2, "bf16": 8e-2}
 
 
@@ -68,9 +68,9 @@ def _schedule(draw, ranks, heads, strided):
     """A schedule with options. strided: gathered keys have no sequence order."""
     name = draw.choice(["all_gather", "ring", "all_to_all", "hybrid", "exact", "auto"])
     groups = draw.choice([1, 1, min(2, heads[1]), heads[1]])
+    orders = ["auto", "rank"] if strided else ["auto", "sequence", "rank"]
     options = {
-        "all_gather": dict(head_groups=groups, key_order=draw.choice(["auto", "rank"] if strided else ["auto", "sequence", "rank"]),
-                           node=_divisor(draw, ranks)),
+        "all_gather": dict(head_groups=groups, key_order=draw.choice(orders), node=_divisor(draw, ranks)),
         "ring": dict(ranks_per_step=draw.choice([1, 2, 2, 3]), node=draw.choice([1, _divisor(draw, ranks)])),
         "all_to_all": dict(head_groups=groups),
         "hybrid": dict(ulysses=_divisor(draw, ranks), outer=draw.choice(["ring", "all_gather"]), head_groups=groups),
@@ -108,7 +108,8 @@ def _thd(draw, tokens, ranks, layout):
     multiple = 2 * ranks if layout == "dual_chunk" else draw.choice([1, 1, 1, 4])
     lengths = _lengths(draw, tokens)
     if draw.random() < 0.15:
-        return weft.Packing([0, *np.cumsum(lengths)], [0, *np.cumsum([draw.randrange(n + 9) for n in lengths])]).padded_to(multiple), False
+        keys = [draw.randrange(n + 9) for n in lengths]
+        return weft.Packing([0, *np.cumsum(lengths)], [0, *np.cumsum(keys)]).padded_to(multiple), False
     return weft.Packing([0, *np.cumsum(lengths)]).padded_to(multiple), True
 
 
@@ -135,8 +136,8 @@ def drawn(draw, front, device="cpu"):
         draw.shuffle(head_map)
     model = dict(scale=draw.choice([None, None, 0.2]), softcap=draw.choice([0.0, 0.0, 3.0]), head_map=head_map)
     options = dict(checked=draw.random() < 0.5, deterministic=draw.random() < 0.3)
-    problem = Problem(ranks, packing, layout, _mask(draw, tokens, alone), format, batch, heads, dims, kind, front, schedule, model,
-                      draw.choice([None, None, "off_by_one", "learnable"]), options, device, draw.randrange(2**31))
+    problem = Problem(ranks, packing, layout, _mask(draw, tokens, alone), format, batch, heads, dims, kind, front, schedule,
+                      model, draw.choice([None, None, "off_by_one", "learnable"]), options, device, draw.randrange(2**31))
     if layout == "explicit":
         problem.layout = _explicit(draw, packing, ranks)
     elif front == "weft" and format == "thd" and draw.random() < 0.3:
@@ -214,16 +215,19 @@ def _by_torch(problem, comm, rows, sink, said):
     return out.detach(), lse, *(x.grad for x in inputs), dsink
 
 
+def _said(problem):
+    """What shard and unshard are told."""
+    told = dict(packing=problem.packing) if problem.format == "thd" else dict(format=problem.format)
+    return dict(layout=problem.layout, **told)
+
+
 def _rank(problem, comm, whole, sink):
-    said = dict(layout=problem.layout, **(dict(packing=problem.packing) if problem.format == "thd" else dict(format=problem.format)))
-    if problem.format != "thd" and (used := _used(problem.packing)):
-        said_to_attention = {**said, "seqused_q": used, "seqused_k": used}
-    else:
-        said_to_attention = said
+    said, used = _said(problem), _used(problem.packing)
+    of_batch = dict(seqused_q=used, seqused_k=used) if problem.format != "thd" and used else {}
     rows = [weft.shard(x, comm, side=side, **said) for x, side in zip(whole, "qkkq")]
     rows = [x.to(problem.device) if isinstance(x, torch.Tensor) else x for x in rows]
     attend = _by_torch if problem.front == "torch" else _by_weft
-    return attend(problem, comm, rows, sink, said_to_attention)
+    return attend(problem, comm, rows, sink, {**said, **of_batch})
 
 
 def _used(packing):
@@ -268,7 +272,8 @@ def assert_near(name, got, want, dtype, terms=0.0):
         bad = ~((got == rows) | (abs(got - rows) <= allowed))
     if bad.any():
         at = tuple(int(i) for i in np.argwhere(bad)[0])
-        raise AssertionError(f"{name}{list(at)} is {got[at]}, not {rows[at]} (allowed {allowed[at]:.3g}); {bad.sum()} of {bad.size} are off")
+        raise AssertionError(f"{name}{list(at)} is {got[at]}, not {rows[at]} (allowed {allowed[at]:.3g}); "
+                             f"{bad.sum()} of {bad.size} are off")
 
 
 def check(problem):
@@ -279,7 +284,7 @@ def check(problem):
     want = [one.out, one.lse, *one.backward(whole[3])]
     given = [problem.kind.make(_batched(problem, x)) for x in whole]
     rows = weft.spawn(problem.ranks, lambda comm: _rank(problem, comm, given, _statistics(problem, sink)), time_limit=120)
-    said = dict(layout=problem.layout, **(dict(packing=p) if problem.format == "thd" else dict(format=problem.format)))
+    said = _said(problem)
     for i, (name, side) in enumerate((("out", "q"), ("lse", "q"), ("dq", "q"), ("dk", "k"), ("dv", "k"))):
         parts = [x[i].cpu() if isinstance(x[i], torch.Tensor) else x[i] for x in rows]
         got = np.asarray(weft.unshard(parts, side=side, **said).double() if isinstance(parts[0], torch.Tensor)

@@ -38,7 +38,7 @@ def planted(name):
         if name == "memory":
             kept.append(bytearray(os.urandom(8 << 20)))
         if name == "file":
-            kept.append(open(os.devnull))
+            kept.append(os.open(os.devnull, os.O_RDONLY))
         if name == "thread":
             threading.Thread(target=threading.Event().wait, daemon=True).start()
         if name == "child":
@@ -200,8 +200,9 @@ class Soak:
 
 def figures(held):
     resident, heap, threads, files, children, device = held
-    return (f"resident {resident / 2**20:,.1f} MiB, heap {heap / 2**20:,.1f} MiB, {threads} threads, {files} files, {children} children"
-            + (f", GPU {device / 2**20:,.0f} MiB" if device else ""))
+    sizes = [("resident", resident), ("heap", heap), ("GPU", device)]
+    memory = [f"{name} {size / 2**20:,.1f} MiB" for name, size in sizes if size]
+    return f"{', '.join(memory)}, {threads} threads, {files} files, {children} children"
 
 
 def arguments(words):

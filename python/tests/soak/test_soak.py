@@ -1,4 +1,4 @@
-"""The soak finds what is planted: a job that fails, and whatever a process may hold on to; and goes on where it was interrupted."""
+"""The soak finds what is planted, a job that fails and what a process may hold on to, and goes on where it was interrupted."""
 
 import json
 import os

@@ -1,5 +1,6 @@
 """What a process holds: memory, threads, open files, children; and whether it grows."""
 
+import contextlib
 import ctypes
 import gc
 import os
@@ -9,8 +10,8 @@ from pathlib import Path
 from test_leaks import _heap
 
 NAMES = ("resident", "heap", "threads", "files", "children", "device")
-# What may come together over a soak beyond what its first rounds have filled, in bytes: caches of plans and layouts are bounded by
-# number, not by size, and malloc's arenas are cut up as chance has it. Threads, files and children may not grow at all.
+# What may come together over a soak beyond what its first rounds have filled, in bytes: caches of plans and layouts are bounded
+# by number, not by size, and malloc's arenas are cut up as chance has it. Threads, files and children may not grow at all.
 BOUNDS = {"resident": 96 << 20, "heap": 32 << 20, "device": 64 << 20}
 LEAST_ROUNDS = 10  # that growth is judged by
 
@@ -19,10 +20,8 @@ def _children():
     """Processes whose parent is this one, zombies too."""
     count = 0
     for task in Path("/proc/self/task").iterdir():
-        try:
+        with contextlib.suppress(OSError):  # a thread that has ended meanwhile
             count += len((task / "children").read_text().split())
-        except OSError:  # a thread that has ended meanwhile
-            pass
     return count
 
 
