@@ -79,6 +79,14 @@ def _schedule(draw, ranks, heads, strided):
     return weft.Schedule(name, **options)
 
 
+def _head_map(draw, heads, schedule):
+    """Any; one that never falls for groups of heads."""
+    heads_k = sorted(draw.randrange(heads[1]) for _ in range(heads[0]))
+    if schedule.options.get("head_groups", 1) == 1:
+        draw.shuffle(heads_k)
+    return heads_k
+
+
 def _mask(draw, tokens, alone):
     """alone: keys are the queries' tokens."""
     width = draw.choice([0, 1, 3, 20, max(1, tokens // 3)])
@@ -131,9 +139,7 @@ def drawn(draw, front, device="cpu"):
         used = [draw.randint(0, length) for _ in range(batch)] if draw.random() < 0.3 else None
         packing = weft.Packing.from_batch(batch, length, length, *([used, used] if used else []))
     schedule = _schedule(draw, ranks, heads, layout == "striped")
-    head_map = sorted(draw.randrange(heads[1]) for _ in range(heads[0])) if draw.random() < 0.15 else None
-    if head_map and schedule.options.get("head_groups", 1) == 1:  # groups of heads want a map that never falls
-        draw.shuffle(head_map)
+    head_map = _head_map(draw, heads, schedule) if draw.random() < 0.15 else None
     model = dict(scale=draw.choice([None, None, 0.2]), softcap=draw.choice([0.0, 0.0, 3.0]), head_map=head_map)
     options = dict(checked=draw.random() < 0.5, deterministic=draw.random() < 0.3)
     problem = Problem(ranks, packing, layout, _mask(draw, tokens, alone), format, batch, heads, dims, kind, front, schedule,
@@ -154,8 +160,10 @@ def of_tree(draw, front, device="cpu"):
     mask = tree.mask(draw.choice([(-1, -1), (7, 0)]), draw.choice([None, 16]))
     name = draw.choice(["balanced", "contiguous", "zigzag", "dual_chunk"])
     layout = weft.Layout(name, tree.packing, problem.ranks, mask if name == "balanced" else None) if front == "weft" else name
-    return dataclasses.replace(problem, packing=tree.packing, mask=mask, layout=layout, format="thd", batch=1,
-                               schedule=_schedule(draw, problem.ranks, problem.heads, False))
+    schedule = _schedule(draw, problem.ranks, problem.heads, False)
+    if problem.model["head_map"]:
+        problem.model["head_map"] = _head_map(draw, problem.heads, schedule)
+    return dataclasses.replace(problem, packing=tree.packing, mask=mask, layout=layout, format="thd", batch=1, schedule=schedule)
 
 
 def _tensors(problem):
