@@ -5,7 +5,7 @@
 #   make test-all   make test, make docs and the rest: long forms, installs, planted faults, MPI, sanitizers, fuzzers, and CUDA
 #                where there is a compiler (without a GPU as far as PTX)
 #   make fuzz    each fuzzer for SECONDS=1800, one after another
-#   make soak    the long forms of some tests: faults and failing ranks by the hundred
+#   make soak    four hours of everything at once, and the long forms of some tests: faults and failing ranks by the hundred
 #   make mutants   small faults in the sources, one at a time: which of them the tests notice (docs/trust.md)
 #   make wheels  what pip installs, into dist/ (tools/wheels.py); CUDA=1: with kernels for GPUs
 #   make bench   timings, beside torch; also in build/release/bench.json

@@ -72,6 +72,22 @@ TEST_P(Disagrees, OverThreads) {
   }
 }
 
+// A rank that has seen the difference, caught the error and gone on elsewhere has left for those that it owes a
+// message.
+TEST(DisagreesInPass, IsNamedWhereARankHasLeft) {
+  std::string told;
+  run_ranks(2, [&](Communicator& c) {
+    detail::CallSign sign;
+    sign.parts[detail::CallSign::mask] = c.rank() == 1 ? 7 : 8;
+    const detail::SignedPass pass(c, sign, detail::PassKind::forward);
+    float x = 0;
+    if (c.rank() == 0)
+      told = error_of([&] { c.exchange({}, {{1, {{.data = &x, .rows = 1, .bytes = sizeof x}}}}).wait(); });
+  });
+  EXPECT_NE(told.find("ranks 0 and 1 differ in the mask"), std::string::npos) << told;
+  EXPECT_NE(told.find("rank 1 has left"), std::string::npos) << told;
+}
+
 TEST_P(Disagrees, OverProcesses) {
   constexpr Index kForks = 3;
   constexpr std::array kKinds{ScheduleKind::all_gather, ScheduleKind::ring, ScheduleKind::all_to_all,

@@ -77,14 +77,12 @@ def test_windows(ranks, micros, pad):
     assert (covered == 1).all()
 
 
-@pytest.mark.parametrize("ranks, micros", [(1, 1), (1, 3), (2, 2), (3, 1), (2, 4)])
-@pytest.mark.parametrize("mask", [dict(causal=True), dict(causal=True, window=(4, 0)), dict(causal=True, chunk_size=6)], ids=str)
-@pytest.mark.parametrize("drop", [False, True])
-def test_kv_buffer(ranks, micros, mask, drop):
-    rng = np.random.default_rng(ranks * 10 + micros)
-    packing = weft.Packing([0, 5, 14, 20, 24])
-    q, dout = rng.standard_normal((2, 24, 4, 8), np.float32)
-    k, v = rng.standard_normal((2, 24, 2, 8), np.float32)
+def check_kv_buffer(offsets, ranks, micros, mask, drop, seed):
+    """Documents through a K/V buffer, beside the dense softmax of them all."""
+    rng = np.random.default_rng(seed)
+    packing, tokens = weft.Packing(offsets), offsets[-1]
+    q, dout = rng.standard_normal((2, tokens, 4, 8), np.float32)
+    k, v = rng.standard_normal((2, tokens, 2, 8), np.float32)
     sink = rng.standard_normal(4).astype(np.float32)
     made = weft.prepare.MicroSequences(packing, ranks=ranks, micros=micros)
     options = dict(softcap=3.0, sink=sink)
@@ -109,7 +107,7 @@ def test_kv_buffer(ranks, micros, mask, drop):
         assert buffer.bytes_held > 0
         return windows, results, grads[::-1]
 
-    out, lse, dsink = np.zeros_like(q), np.zeros((24, 4), np.float32), np.zeros(4)
+    out, lse, dsink = np.zeros_like(q), np.zeros((tokens, 4), np.float32), np.zeros(4)
     dq, dk, dv = np.zeros_like(q), np.zeros_like(k), np.zeros_like(v)
     for number, (windows, results, grads) in enumerate(weft.spawn(ranks, rank)):
         for here, result, grad in zip(windows, results, grads):
@@ -117,7 +115,7 @@ def test_kv_buffer(ranks, micros, mask, drop):
             dq[here], dk[here], dv[here] = grad[:3]
             if number == 0:  # over all ranks already
                 dsink += grad[3]
-    parts = [0, 5, 14, 20, 24], [5, 9, 6, 4], 24
+    parts = offsets, np.diff(offsets).tolist(), tokens
     want = dense.Dense(*(x.astype(float) for x in (q, k, v)), dense.visible(parts, parts, **mask), softcap=3.0,
                        sink=sink.astype(float))
     wanted = want.backward(dout.astype(float))
@@ -125,6 +123,13 @@ def test_kv_buffer(ranks, micros, mask, drop):
     dense.assert_close("lse", lse, want.lse, 1 + abs(want.lse), want.steepness, "f32")
     for name, got in (("dq", dq), ("dk", dk), ("dv", dv), ("dsink", dsink)):
         dense.assert_close(name, got, *wanted[name], want.steepness, "f32")
+
+
+@pytest.mark.parametrize("ranks, micros", [(1, 1), (1, 3), (2, 2), (3, 1), (2, 4)])
+@pytest.mark.parametrize("mask", [dict(causal=True), dict(causal=True, window=(4, 0)), dict(causal=True, chunk_size=6)], ids=str)
+@pytest.mark.parametrize("drop", [False, True])
+def test_kv_buffer(ranks, micros, mask, drop):
+    check_kv_buffer([0, 5, 14, 20, 24], ranks, micros, mask, drop, ranks * 10 + micros)
 
 
 def test_kv_buffer_of_another_width_for_values():

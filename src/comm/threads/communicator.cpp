@@ -15,6 +15,7 @@ class ThreadCommunicator final : public Communicator {
 
   std::string_view name() const override { return "threads"; }
   double time_limit() const override { return self_.world->how.time_limit; }
+  std::vector<detail::RankSign> shown_signs() const override { return self_.shown_signs(); }
 
  private:
   std::unique_ptr<Request::Pending> start(std::vector<Message> sends, std::vector<Message> receives) override {
@@ -23,6 +24,10 @@ class ThreadCommunicator final : public Communicator {
   std::unique_ptr<Request::Pending> start_signed(std::vector<Message> sends, std::vector<Message> receives,
                                                  const detail::SignedPeers& peers) override {
     return std::make_unique<Exchange>(self_, calls_++, std::move(sends), std::move(receives), peers.mine);
+  }
+  void show_sign(const detail::CallSign& sign) override {
+    const Lock lock(self_.world->mutex);
+    self_.group->shown[rank()][sign.number() % Group::kShown] = sign;
   }
   std::unique_ptr<Communicator> make_split(Index color, Index key) override;
 #ifdef WEFT_WITH_CUDA

@@ -188,8 +188,11 @@ std::optional<std::string> Exchange::disagreement() const {
 void Exchange::wait() {
   try {
     wait_for_all();
-  } catch (const Error& e) {  // sizes that do not fit are only the consequence
-    if (const auto found = disagreement()) throw detail::disagreement_error(*found, e.problem());
+  } catch (const Error& e) {  // sizes that do not fit, or a rank that has left, are only the consequence
+    auto found = disagreement();
+    if (!found && mine_->sign.given())
+      found = detail::disagreement_in_pass(self_.rank, mine_->sign, self_.shown_signs());
+    if (found) throw detail::disagreement_error(*found, e.problem());
     throw;
   }
   if (const auto found = disagreement()) throw detail::disagreement_error(*found);

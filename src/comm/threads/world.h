@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <condition_variable>
 #include <exception>
@@ -57,10 +58,15 @@ struct Group {
     std::shared_ptr<Group> group;
     Index missing = 0;  // members that have not taken it yet
   };
+  // What a member shows of its last passes beside its messages, by their number.
+  static constexpr std::size_t kShown = 4;
+  using Shown = std::array<detail::CallSign, kShown>;
+
   bool whole = false;                                // the world itself, not a split
   std::vector<Index> members;                        // ranks of the world
   std::map<Index, std::shared_ptr<Call>> calls;      // by number; those that not all members have posted
   std::map<std::tuple<Index, Index>, Split> splits;  // by call and color
+  std::map<Index, Shown> shown;                      // by member
 #ifdef WEFT_WITH_CUDA
   struct Boards {
     std::shared_ptr<cuda::Board> board;
@@ -117,6 +123,15 @@ struct Member {
   std::string name(Index member) const {
     if (group->whole) return text("rank ", member);
     return text("rank ", member, " of a split (", world_rank(member), " of all)");
+  }
+  // What the others show of their passes.
+  std::vector<detail::RankSign> shown_signs() const {
+    const Lock lock(world->mutex);
+    std::vector<detail::RankSign> all;
+    for (const auto& [member, shown] : group->shown)
+      for (const detail::CallSign& sign : shown)
+        if (member != rank && sign.given()) all.emplace_back(member, sign);
+    return all;
   }
 };
 
