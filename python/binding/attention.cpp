@@ -18,8 +18,8 @@
 #include "problem.h"
 #include "run/executor_data.h"
 #include "schedule_options.h"
-#include "torch/source.h"
 #include "text.h"
+#include "torch/source.h"
 #include "weft/error.h"
 #include "weft/support.h"
 

@@ -117,7 +117,7 @@ def _probe(function: _Function, source: Tensor) -> Tuple[_Shape, List[Tensor]]:
     if k.shape[1] != v.shape[1]:
         raise error(f"expand makes {k.shape[1]} heads of k and {v.shape[1]} of v", "let it make as many of both")
     made = (k, v)
-    return _Shape(k.shape[1], v.shape[2]), _leaves(made, row, x.grad_fn._sequence_nr())  # type: ignore[union-attr]
+    return _Shape(k.shape[1], v.shape[2]), _leaves(made, row, x.grad_fn._sequence_nr())
 
 
 class _Maker:
@@ -159,7 +159,7 @@ class _Maker:
         if self.backward_pass:
             self.made = x, k, v, seen
         return tuple(_arrays.array(self._whole(made, seen, rows.shape[0]), name=name)
-                     for made, name in ((k, "k of expand"), (v, "v of expand")))  # type: ignore[return-value]
+                     for made, name in ((k, "k of expand"), (v, "v of expand")))
 
     def reduce(self, buffer: Any, step: int, first: int, last: int, dk: Any, dv: Any, gradient: Any) -> None:
         x, k, v, seen = self.made

@@ -206,7 +206,7 @@ def context_parallel_attention(
 ) -> Any: ...
 
 
-def context_parallel_attention(
+def context_parallel_attention(  # type: ignore[misc]  # the third form has its names in another order
     q: Tensor, k: Any = None, v: Any = None, packing: Any = None, mask: Optional[Mask] = None, *, group: Any = None,
     sink: Union[None, str, Tensor] = None, return_lse: bool = False, return_max_logit: bool = False, one_rank: bool = False,
     expand: Optional[expansion.Expand] = None, **given: Any,
