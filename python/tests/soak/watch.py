@@ -11,8 +11,8 @@ from test_leaks import _heap
 
 NAMES = ("resident", "heap", "threads", "files", "children", "device")
 # What may come together over a soak beyond what its first rounds have filled, in bytes: caches of plans and layouts are bounded
-# by number, not by size, and malloc's arenas are cut up as chance has it; pools of a GPU
-# keep what the largest problem took. Threads, files and children may not grow at all.
+# by number, not by size, malloc's arenas are cut up as chance has it, and pools of a GPU keep what the largest problem took.
+# Threads, files and children may not grow at all.
 BOUNDS = {"resident": 96 << 20, "heap": 32 << 20, "device": 512 << 20}
 LEAST_ROUNDS = 10  # that growth is judged by
 
