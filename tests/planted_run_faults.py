@@ -43,7 +43,7 @@ FAULTS = [Fault(*fault[:4], *fault[4]) for fault in [
     ("gradients that leave a node are added as they come", RETURN,
      "  if (alone(n)) home = at_once(std::move(home), false);", "  home = at_once(std::move(home), false);", STRICT),
     ("a step's gradients are written while those of two steps before are still sent", RETURN,
-     "  if (source >= 0) in_flight_[odd(n)].wait();  // of the last move but one: its buffer is used again", "", STRICT),
+     "  in_flight_[odd(n)].wait();\n  const Kv to", "  const Kv to", STRICT),
     ("sums of a node are written while those of two steps before still leave", RETURN,
      "    leaving_[odd(n)].wait();  // of the last move but one: its buffer is used again", "", STRICT),
     ("what comes home from the ring is added while the step before still is", RETURN,

@@ -38,17 +38,17 @@ def quoted(names):
 def page(weft):
     table, reasons, lines = table_of(weft), [], []
 
-    def cell(refused, column):
+    def cell(refused):
         if refused is None:
             return "yes"
-        words = f"{refused['problem']}; {refused['remedy']}".replace(f"schedule {column}", "any schedule")
+        words = f"{refused['problem']}; {refused['remedy']}"
         if words not in reasons:
             reasons.append(words)
         return f"no ({reasons.index(words) + 1})"
 
     everywhere, exceptions = {}, []
     for row in table["rows"]:
-        cells = [cell(row["refused"][column], column) for column in table["columns"]]
+        cells = [cell(row["refused"][column]) for column in table["columns"]]
         if set(cells) == {"yes"}:
             everywhere.setdefault(row["group"], []).append(row["name"])
         else:
@@ -60,9 +60,9 @@ def page(weft):
     lines += ["", "## Schedules", "", "| schedule | also called | |", "|---|---|---|"]
     lines += [f"| `{s['name']}` | {quoted(s['other_names'])} | {s['help']} |" for s in table["schedules"]]
     lines += ["", "## Options of schedules", "", "| option | of | values | default | |", "|---|---|---|---|---|"]
-    lines += [f"| `{o['name']}` | {quoted(o['schedules'])} | {quoted(o['values']) or f"from {o['least']} on"} | "
-              f"`{o['default']}` | {o['help']} |"
-              for o in table["options"]]
+    for o in table["options"]:
+        values = quoted(o["values"]) or f"from {o['least']} on"
+        lines.append(f"| `{o['name']}` | {quoted(o['schedules'])} | {values} | `{o['default']}` | {o['help']} |")
     lines += ["", "Flags of the command are these names with dashes (`--head-groups`).", "", "## Why not", "",
               *(f"{i + 1}. {words}" for i, words in enumerate(reasons)), "", ""]
     return HEAD + "\n".join(lines) + TAIL

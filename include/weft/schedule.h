@@ -125,8 +125,9 @@ struct Move {
   std::optional<Relay> relay = {};
 };
 
-// Queries on their way to ranks that attend them against keys of their own, and what these make of them on its way back.
-// Forward: Q, and partial states in return, which the owner merges; backward: Q, dO, O and LSE, and dQ, which it adds.
+// Queries on their way to ranks that attend them against keys of their own, and what these make of them on its way
+// back. Forward: Q, and partial states in return, which the owner merges; backward: Q, dO, O and LSE, and dQ, which it
+// adds.
 struct QueryMove {
   std::vector<PeerRows> sends;     // rows of the own queries
   std::vector<PeerRows> receives;  // rows of the query buffer, behind the own

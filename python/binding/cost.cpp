@@ -148,8 +148,8 @@ void bind_choices(nb::module_& m) {
           nb::for_getter(nb::sig("def options(self) -> dict[str, typing.Any]")))
       .def_prop_ro(
           "schedule", [](const ScheduleChoice& c) { return std::string(name(c.schedule().kind)); },
-          nb::for_getter(
-              nb::sig("def schedule(self) -> typing.Literal['all_gather', 'ring', 'all_to_all', 'hybrid', 'exact', 'mesh']")))
+          nb::for_getter(nb::sig(
+              "def schedule(self) -> typing.Literal['all_gather', 'ring', 'all_to_all', 'hybrid', 'exact', 'mesh']")))
       .def_prop_ro("seconds", [](const ScheduleChoice& c) { return c.best().seconds(); })
       .def_prop_ro("forward", [](const ScheduleChoice& c) { return c.best().forward; })
       .def_prop_ro("backward", [](const ScheduleChoice& c) { return c.best().backward; })

@@ -16,7 +16,8 @@ Numbers = Union[Sequence[int], Array]  # whole numbers: a list, or a one-dimensi
 FormatName = Literal["thd", "bshd", "sbhd"]
 DTypeName = Literal["f64", "f32", "bf16", "f16"]
 LayoutName = Literal["contiguous", "dual_chunk", "zigzag", "striped", "balanced", "placed", "auto"]
-ScheduleName = Literal["all_gather", "ring", "all_to_all", "hybrid", "exact", "mesh", "auto", "p2p", "a2a", "ulysses", "a2a+p2p", "usp"]
+ScheduleName = Literal["all_gather", "ring", "all_to_all", "hybrid", "exact", "mesh", "auto",
+                       "p2p", "a2a", "ulysses", "a2a+p2p", "usp"]
 Side = Literal["q", "k"]
 
 AnyLayout = Union[LayoutName, Layout]  # by name, or as it is

@@ -72,7 +72,8 @@ std::vector<Index> Moves::home(std::string& fault) {
     exchange([&](std::size_t r) { return std::vector<Side>{{&all_[r].query_moves[m].receives, &buffers}}; },
              [&](std::size_t r) { return &all_[r].query_moves[m].sends; }, back, fault);
     for (std::size_t r = 0; r < all_.size(); ++r) {
-      if (back[r] != all_[r].layouts.q.tokens(all_[r].rank)) fault = text("results of other rows come home to rank ", r);
+      if (back[r] != all_[r].layouts.q.tokens(all_[r].rank))
+        fault = text("results of other rows come home to rank ", r);
       for (const Index token : back[r])
         if (token != kNoToken) ++times[at(token)];
     }

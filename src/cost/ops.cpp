@@ -92,14 +92,23 @@ class Queries {
   bool before_keys_ = false;
 };
 
+// Moves of keys before each step (run/step_list.h).
+std::vector<Index> turns_of(const Outline& o, Range steps) {
+  std::vector<Index> turns;
+  Index moves = 0;
+  for (Index n = steps.begin; n < steps.end; ++n) {
+    turns.push_back(o.steps[at(n)].again ? moves - 1 : moves);
+    moves += o.steps[at(n)].kv >= 0 ? 1 : 0;
+  }
+  return turns;
+}
+
 // The steps of a head group: run/forward.cpp and run/backward.cpp, attend_steps.
 void write_steps(Writer& w, const Outline& o, const HeadGroupOutline& group, Pass pass) {
   const Index steps = group.steps.size(), first = group.steps.begin;
   const auto step = [&](Index n) -> const StepOutline& { return o.steps[at(first + n)]; };
   const auto moves = [&](Index n) { return n < steps && step(n).kv >= 0; };
-  std::vector<Index> turns;  // run/step_list.h
-  for (Index n = 0, before = 0; n < steps; before += moves(n) ? 1 : 0, ++n)
-    turns.push_back(step(n).again ? before - 1 : before);
+  const std::vector<Index> turns = turns_of(o, group.steps);
   const auto odd = [&](Index n) { return at(turns[at(n)] % 2); };
   const auto next_move = [&](Index n) {
     for (++n; n < steps && !moves(n);) ++n;

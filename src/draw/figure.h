@@ -32,7 +32,7 @@ struct PanelSpec {
 // A slice of a rank's plan, and the tokens of its key rows: token = k_shift + row · k_stride.
 struct PlacedSlice {
   Index rank = 0, step = 0;  // the first step that attends it: with groups of heads there are several
-  Slice slice = {};  // rows of the rank's query buffer (Schedule::query_moves)
+  Slice slice = {};          // rows of the rank's query buffer (Schedule::query_moves)
   Index k_shift = 0, k_stride = 1;
 };
 
@@ -51,7 +51,7 @@ struct Panel {
   Layouts layouts;
   ScheduleOptions options;
   std::string note = {};
-  Index ulysses = 1;  // Ulysses degree: groups of so many ranks swap heads for sequence and attend together
+  Index ulysses = 1;      // Ulysses degree: groups of so many ranks swap heads for sequence and attend together
   Index query_ranks = 1;  // ranks of a mesh that attend each other's queries
   Index steps = 0;
   Index head_steps = 1;             // steps that attend the same slices, each for one group of heads

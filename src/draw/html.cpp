@@ -118,9 +118,8 @@ class Data {
     const Index events = limits_.events / (2 * static_cast<Index>(figure_.panels.size()));
     const Index q = layout(p.layouts.q), k = layout(p.layouts.k);
     return text("{\"name\":", json_string(words(p)), ",\"note\":", json_string(p.note),
-                ",\"ranks\":", p.layouts.q.ranks(), ",\"ulysses\":", p.ulysses,
-                ",\"queryRanks\":", p.query_ranks, ",\"steps\":", p.steps,
-                ",\"headSteps\":", p.head_steps, ",\"stepOf\":", json_list(p.step_of),
+                ",\"ranks\":", p.layouts.q.ranks(), ",\"ulysses\":", p.ulysses, ",\"queryRanks\":", p.query_ranks,
+                ",\"steps\":", p.steps, ",\"headSteps\":", p.head_steps, ",\"stepOf\":", json_list(p.step_of),
                 ",\"imbalance\":", json_number(p.imbalance), ",\"q\":", q, ",\"k\":", k, ",\"loads\":", loads.json(),
                 ",\"slicesTotal\":", p.slices_total, ",\"slices\":", all ? placed_json(p.slices) : "null",
                 ",\"times\":", times_json(p.times, events), "}");

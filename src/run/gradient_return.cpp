@@ -79,7 +79,8 @@ StepGradients GradientReturn::begin(Index n, bool nothing) {
   const Index source = steps_.source(n);
   if (source >= 0 && source < n) return {buffer(source), true};  // an earlier step has written it
   if (source < 0 && n > 0) return {own_heads(n), true};          // step 0 has
-  if (source >= 0) in_flight_[odd(n)].wait();                    // of the last move but one: its buffer is used again
+  // Of the last move but one: its buffer is used again.
+  in_flight_[odd(n)].wait();
   const Kv to = source >= 0 ? buffer(n) : own_heads(n);
   // Sums of the last step go to the next rank while this one computes; those that arrive are added in end(). Sums of
   // the own keys stay here.

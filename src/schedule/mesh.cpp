@@ -70,9 +70,10 @@ Description describe(const ScheduleOptions& o, const Shape& shape) {
 std::vector<ScheduleOptions> candidates(const Shape& shape, std::span<const Index>) {
   constexpr std::size_t kMost = 3;  // sides
   std::vector<ScheduleOptions> all;
-  const double ring = volume(1, shape);
-  for (const Index a : sides(shape)) {
-    if (all.size() == 2 * kMost || volume(a, shape) >= ring) break;
+  std::vector<Index> fewest = sides(shape);
+  if (fewest.size() > kMost) fewest.resize(kMost);
+  for (const Index a : fewest) {
+    if (volume(a, shape) >= volume(1, shape)) break;  // than a ring
     all.push_back({.query_ranks = a});
     if (shape.ranks / a > 4) all.push_back({.ranks_per_step = 4, .query_ranks = a});  // fewer, longer messages
   }

@@ -64,7 +64,7 @@ def test_nothing_that_was_asked_for_could_run(weft):
         assert (result.code == 0) == (result.json["worst"] is not None), result.out
         if result.code != 0:
             assert result.code == 2 and "computed nothing" in result.err and "f64" in result.err
-            assert "Skipped attention: " in result.out and "5 checks skipped" in result.out
+            assert "Skipped attention: " in result.out and f"{len(SCHEDULES)} checks skipped" in result.out
     assert result.code == 2  # no kernel of a CPU computes in f64
 
 
@@ -151,7 +151,7 @@ def test_matrix_meets_every_pair_of_a_schedule_and_anything(weft):
         assert len(of[(axis,)]) == count, axis
     for axes, rows in of.items():
         for values, by in rows.items():
-            if axes[0] in ("head_groups", "ulysses", "stages", "ranks_per_step", "node"):
+            if axes[0] in ("head_groups", "ulysses", "stages", "ranks_per_step", "node", "query_ranks"):
                 assert sum(c["ok"] for c in by.values()) > 0, (axes, values)
                 continue
             assert set(by) == set(COLUMNS), (axes, values)

@@ -46,7 +46,8 @@ std::vector<ScheduleOptions> schedules(Index ranks) {
           {.kind = ScheduleKind::all_gather, .key_order = KeyOrder::rank, .head_groups = 2},
           {.kind = ScheduleKind::all_to_all},
           {.kind = ScheduleKind::hybrid, .ulysses = ranks, .outer = ScheduleKind::ring},
-          {.kind = ScheduleKind::exact, .stages = 2}};
+          {.kind = ScheduleKind::exact, .stages = 2},
+          {.kind = ScheduleKind::mesh}};
 }
 std::string name_of(const ScheduleOptions& options) {
   std::string words(name(options.kind));

@@ -47,7 +47,8 @@ void check_panel(const Figure& figure, const Panel& panel) {
   for (const PlacedSlice& p : panel.slices) {
     const Index first = p.rank / panel.ulysses * panel.ulysses;
     for (Index row = p.slice.q_begin; row < p.slice.q_end; ++row) {
-      const Index part = row / layouts.q.rows(), side = panel.query_ranks;  // of a mesh: own queries first, then backwards
+      const Index part = row / layouts.q.rows(),
+                  side = panel.query_ranks;  // of a mesh: own queries first, then backwards
       const Index holder = side > 1 ? p.rank / side * side + (p.rank - part + side) % side : first + part;
       const Index q = layouts.q.tokens(holder)[at(row % layouts.q.rows())];
       for (Index k_row = p.slice.k_begin; k_row < p.slice.k_end; ++k_row) {

@@ -90,7 +90,8 @@ int run(Index rank, const std::string& path, const std::string& kernel) {
        {ScheduleOptions{.kind = ScheduleKind::ring},
         {.kind = ScheduleKind::all_gather, .key_order = KeyOrder::rank, .head_groups = 2},
         {.kind = ScheduleKind::all_to_all, .head_groups = 2},
-        {.kind = ScheduleKind::exact}}) {
+        {.kind = ScheduleKind::exact},
+        {.kind = ScheduleKind::mesh}}) {
     for (const bool checked : {false, true}) {
       RanksResult got = empty_result(p, 2);
       std::mutex mutex;

@@ -56,8 +56,8 @@ TEST(Mesh, EqualsTheReferenceAndTraffic) {
   }
 }
 
-// States are merged and gradients added in a fixed order; in bf16 each result is rounded once, so that it is as exact as
-// that of one rank.
+// States are merged and gradients added in a fixed order; in bf16 each result is rounded once, so that it is as exact
+// as that of one rank.
 TEST(Mesh, HasTheSameBitsOnEveryRun) {
   const Problem problem(Stream::from_lengths(std::vector<Index>{300, 77, 410}).padded_to(16), {.causal = true});
   for (const DType dtype : {DType::f32, DType::bf16}) {

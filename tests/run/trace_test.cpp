@@ -48,7 +48,8 @@ const Problem& problem() {
 }
 
 TEST(Trace, HasTheEventsOfATimeline) {
-  for (const ScheduleKind kind : {ScheduleKind::ring, ScheduleKind::exact, ScheduleKind::all_to_all}) {
+  for (const ScheduleKind kind :
+       {ScheduleKind::ring, ScheduleKind::exact, ScheduleKind::all_to_all, ScheduleKind::mesh}) {
     const Job job{
         problem(), make_layouts(LayoutKind::zigzag, problem(), 4), 8, 4, {.kind = kind}, {DType::bf16, 128, 128}};
     for (const Pass pass : {Pass::forward, Pass::backward}) {

@@ -191,8 +191,8 @@ TEST(Schedule, RingsMeetEverybodyOnce) {
   }
 }
 
-// Each rank attends the queries of its group against the keys of its place in the groups: forward bytes are those of the
-// formula in docs/schedules.md, with one side 1 those of a ring, with the other 1 no keys move at all.
+// Each rank attends the queries of its group against the keys of its place in the groups: forward bytes are those of
+// the formula in docs/schedules.md, with one side 1 those of a ring, with the other 1 no keys move at all.
 TEST(Schedule, MeshesMoveWhatTheirFormulaSays) {
   constexpr Index kTokens = 960, kHeadsQ = 6, kHeadsK = 2, kDim = 16;
   const Problem problem(Stream::from_lengths(std::vector<Index>{kTokens}), {.causal = true});
@@ -201,8 +201,8 @@ TEST(Schedule, MeshesMoveWhatTheirFormulaSays) {
     const Layouts layouts = make_layouts(LayoutKind::zigzag, problem, a * b);
     const Index rows = layouts.k.rows(), u = rows * kHeadsK * kDim * size_of(DType::bf16), g = kHeadsQ / kHeadsK;
     for (Index rank = 0; rank < a * b; ++rank) {
-      const Schedule s = make_schedule(problem, layouts, rank, {kHeadsQ, kHeadsK},
-                                       {.kind = ScheduleKind::mesh, .query_ranks = a});
+      const Schedule s =
+          make_schedule(problem, layouts, rank, {kHeadsQ, kHeadsK}, {.kind = ScheduleKind::mesh, .query_ranks = a});
       const Index forward = traffic(s, shape, Pass::forward).bytes_received;
       EXPECT_EQ(forward, (3 * g * (a - 1) + 2 * (b - 1)) * u + 8 * rows * kHeadsQ * (a - 1)) << a << "x" << b;
       // Q, dO and O there with the LSE, f32 dQ back; K and V again and their gradients.

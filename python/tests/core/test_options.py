@@ -28,7 +28,8 @@ WRONG = {  # option: values of the wrong kind
 OPTIONS = {  # of schedules: (who has it, who has it not, values of the wrong kind)
     "key_order": ("all_gather", "ring", ["mine", None]), "head_groups": ("all_gather", "exact", ["two", 1.5, True]),
     "ulysses": ("hybrid", "all_to_all", [None]), "outer": ("hybrid", "ring", ["around", 3]), "stages": ("exact", "ring", [2.0]),
-    "ranks_per_step": ("ring", "exact", ["x"]), "node": ("exact", "all_to_all", ["x"]), "query_ranks": ("mesh", "ring", ["x", None]),
+    "ranks_per_step": ("ring", "exact", ["x"]), "node": ("exact", "all_to_all", ["x"]),
+    "query_ranks": ("mesh", "ring", ["x", None]),
 }
 NAMES = {"schedule": weft._core.schedules(), "layout": ["contiguous", "dual_chunk", "zigzag", "striped", "balanced", "placed"],
          "kernel": ["cpu", "reference"]}

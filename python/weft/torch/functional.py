@@ -229,8 +229,8 @@ def context_parallel_attention(
 
     The packing may also be cu_seqlens on the GPU where q is, with cu_seqlens_q_padded or seqused_q, and cu_seqlens_k,
     cu_seqlens_k_padded, seqused_k if keys are other sequences: planned there, in the current stream, without waiting. Layouts
-    contiguous, dual_chunk, zigzag (the default then) and striped, all schedules but exact and mesh; the call can be captured in a CUDA
-    graph, over ranks with NCCL too.
+    contiguous, dual_chunk, zigzag (the default then) and striped, all schedules but exact and mesh; the call can be captured in
+    a CUDA graph, over ranks with NCCL too.
 
     expand: context_parallel_attention(q, source, packing, ..., expand=fn) moves rows of one tensor, source [rows, width], and
     each rank makes K and V of them: fn(rows) -> (k [rows, hk, d], v [rows, hk, dv]), or fn(rows, positions) with each row's

@@ -2,8 +2,8 @@
 never waits. On a CPU, for comparison, it is made by the host's planner, and wrong offsets raise.
 
 Lengths are not known on the host, so what depends on them there is refused: layouts balanced and placed, slices of the user's
-own, schedules exact and mesh. Over ranks messages have the sizes of whole buffers. Wrong offsets (falling, past the end) let the documents
-of the call see nothing; what was found is raised by weft.torch.rows.check_offsets.
+own, schedules exact and mesh. Over ranks messages have the sizes of whole buffers. Wrong offsets (falling, past the end) let the
+documents of the call see nothing; what was found is raised by weft.torch.rows.check_offsets.
 """
 
 from __future__ import annotations

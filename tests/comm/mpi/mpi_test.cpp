@@ -208,7 +208,7 @@ std::vector<ScheduleOptions> schedules(Index ranks) {
       {.kind = ScheduleKind::all_gather}, {.kind = ScheduleKind::all_gather, .head_groups = 2},
       {.kind = ScheduleKind::ring},       {.kind = ScheduleKind::ring, .ranks_per_step = 1},
       {.kind = ScheduleKind::all_to_all}, {.kind = ScheduleKind::all_to_all, .head_groups = 2},
-      {.kind = ScheduleKind::exact}};
+      {.kind = ScheduleKind::exact},      {.kind = ScheduleKind::mesh, .ranks_per_step = 1}};
   for (const Index inside : {1, 2, 3, 4})
     if (ranks % inside == 0) all.push_back({.kind = ScheduleKind::hybrid, .ulysses = inside});
   if (ranks % 2 == 0) {

@@ -74,7 +74,8 @@ std::vector<std::string> values_of(const Flags& flags, const ScheduleOption& opt
     return {degree_of_mesh(flags, *flags.find("mesh"))};
   if (!given) return {usual};
   const Index value = flags.whole(flag, 1, "2");
-  if (value < option.least) throw Error(fmt::format("--{} {}", flag, value), fmt::format("use {} or more", option.least));
+  if (value < option.least)
+    throw Error(fmt::format("--{} {}", flag, value), fmt::format("use {} or more", option.least));
   return {std::to_string(value)};
 }
 
