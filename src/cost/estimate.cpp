@@ -105,7 +105,7 @@ class Estimate : private OutlineBuilder {
   Pattern gather(Index step, double each, bool back) const override {
     Pattern p = together();
     for (Index n = 0; n < count_; ++n) {
-      const double held = static_cast<double>(group_rows() * costs_.moved_heads(places_[at(n)].of(step).k)) * each;
+      const double held = static_cast<double>(group_rows() * places_[at(n)].of(step).moved) * each;
       if (!relays()) {
         p.loads[at(n)] = Patterns(s_.machine_, ranks()).gather_load(rank(n), ulysses_, held, back);
         continue;
@@ -133,7 +133,7 @@ class Estimate : private OutlineBuilder {
     }
     Pattern p = together();
     for (Index n = 0; n < count_; ++n) {
-      const double held = static_cast<double>(group_rows() * costs_.moved_heads(places_[at(n)].of(step).k)) * each;
+      const double held = static_cast<double>(group_rows() * places_[at(n)].of(step).moved) * each;
       if (!schedule::meets_node(this->step(step))) {
         p.loads[at(n)] = Patterns(s_.machine_, ranks()).gather_load(rank(n), node_ranks(), held, back);
         continue;
@@ -156,8 +156,7 @@ class Estimate : private OutlineBuilder {
     for (Index d = distances.begin; d < distances.end; ++d)
       crossing += static_cast<double>(min_of(d * spacing_, topology_.below(far)));
     for (Index n = 0; n < count_; ++n) {
-      const double message =
-          static_cast<double>(groups * group_rows() * costs_.moved_heads(places_[at(n)].of(step).k)) * each;
+      const double message = static_cast<double>(groups * group_rows() * places_[at(n)].of(step).moved) * each;
       const double bytes = message * static_cast<double>(distances.size());
       Load& load = p.loads[at(n)];
       // All wait for the slowest link between such peers, sooner or later.

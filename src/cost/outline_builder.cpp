@@ -41,7 +41,8 @@ OutlineBuilder::Place OutlineBuilder::place(Index n) {
     const schedule::StepHeads heads = schedule::step_heads(base_, step(s));
     const bool shares =
         base_.swap && (costs_.source() ? step(s).head_part > 0 : !base_.swap->brings_keys(step(s).head_part, n));
-    p.heads.push_back({heads.q.size(), heads.k.size(), shares});
+    const Index moved = costs_.source() ? min_of(base_.step_heads_k(), 1) : heads.k.size();
+    p.heads.push_back({heads.q.size(), heads.k.size(), shares, moved});
   }
   return p;
 }

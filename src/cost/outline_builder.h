@@ -31,6 +31,7 @@ class OutlineBuilder {
   struct HeadCounts {
     Index q = 0, k = 0;
     bool shares = false;  // K/V heads that the head group before had
+    Index moved = 0;      // K/V heads that move, or 1: a source, to all that have heads in any head group
   };
   // What ranks at the same place in their groups have in common.
   struct Place {

@@ -330,8 +330,7 @@ class JobOutline : private OutlineBuilder {
     std::vector<double> bytes;
     for (Index g = 0; g < groups_; ++g) {
       const double rows = static_cast<double>(moved_[at(g)]);
-      for (const Place& p : places_)
-        bytes.push_back(rows * (each * static_cast<double>(costs_.moved_heads(p.of(n).k))));
+      for (const Place& p : places_) bytes.push_back(rows * (each * static_cast<double>(p.of(n).moved)));
     }
     return bytes;
   }
@@ -393,7 +392,7 @@ class JobOutline : private OutlineBuilder {
                        " ranks_per_step, or a schedule that gathers, which moves the same bytes"));
     std::vector<Patterns::Sent> sent;
     for (Index r = 0; r < ranks(); ++r) {
-      const Index heads = costs_.moved_heads(places_[at(r % ulysses_)].of(n).k);
+      const Index heads = places_[at(r % ulysses_)].of(n).moved;
       for (Index d = distances.begin; d < distances.end; ++d)
         sent.push_back({r, (r + d * spacing_) % ranks(), static_cast<double>(groups * group_rows() * heads) * each});
     }

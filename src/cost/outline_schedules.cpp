@@ -56,6 +56,11 @@ bool moves(const Schedule& s, std::size_t n, bool source) {
   return s.steps[n].move && !(source && schedule::same_rows_as_before(s, static_cast<Index>(n)));
 }
 
+// A source goes to all ranks that have heads in any head group.
+Index moved_heads(const Schedule& s, const Step& step, bool source) {
+  return source ? min_of(s.step_heads_k(), 1) : step.heads_k.size();
+}
+
 std::vector<StepFrame> frames(const Schedule& s, bool source) {
   std::vector<StepFrame> all;
   const Index each = static_cast<Index>(s.steps.size()) / head_groups(s);
@@ -146,7 +151,7 @@ Outline outline_of(std::span<const Schedule> all, const TensorShape& shape, cons
     for (const Schedule& s : all) {
       const Step& step = s.steps[n];
       const auto values = [&](const PeerRows& peer) {
-        return static_cast<double>(schedule::rows_in(peer.rows) * costs.moved_heads(step.heads_k.size()));
+        return static_cast<double>(schedule::rows_in(peer.rows) * moved_heads(s, step, costs.source()));
       };
       const auto both_ways = [&](const PeerRows& peer, auto& to, auto& from) {
         to.push_back({s.rank, peer.peer, values(peer) * costs.kv_bytes()});

@@ -398,8 +398,11 @@ def _attention(module: Any, query: Tensor, key: Tensor, value: Tensor, attention
     if s_aux is not None:
         s_aux = s_aux.reshape(-1).to(torch.float64 if query.dtype == torch.float64 else torch.float32)
 
-    latent = None if batch.pack is None else _latent.latent_of(key)
-    if batch.pack is not None and batch.pack.latent and latent is None:
+    latent = _latent.latent_of(key)
+    if batch.pack is None or not batch.pack.latent:
+        key, value = (key, value) if latent is None else latent.heads()
+        latent = None
+    elif latent is None:
         raise error(f"latent=True, and {type(module).__name__} makes its keys and values itself",
                     "leave latent out for this model")
     views: List[Any] = []

@@ -7,8 +7,6 @@ from typing import Any, Callable, List, NamedTuple, Optional, Tuple
 import torch
 from torch import Tensor
 
-from ._batches import current
-
 _METHOD, _MARK = "expand_kv", "_weft_latent"  # of a layer: (latent, rotated key that heads share) -> (keys, values)
 
 
@@ -17,13 +15,14 @@ class Latent(NamedTuple):
 
     rows: Tensor  # [rows, width]
     expand: Callable[[Tensor], Tuple[Tensor, Tensor]]
+    heads: Callable[[], Tuple[Tensor, Tensor]]  # the layer's own keys and values, [batch, heads, rows, dim]
 
 
 def _put_off(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def expand_kv(self: Any, latent: Tensor, rotated: Tensor, *args: Any, **options: Any) -> Any:
-        here = current.get()
-        if here is None or not here.latent or self.config._attn_implementation != "weft" or args or options or len(latent) != 1:
+        # Whether the latent moves, the pack says, which a layer that is computed again in the backward knows when it attends.
+        if self.config._attn_implementation != "weft" or args or options or len(latent) != 1:
             return original(self, latent, rotated, *args, **options)
         width = latent.shape[-1]
 
@@ -33,7 +32,7 @@ def _put_off(original: Callable[..., Any]) -> Callable[..., Any]:
 
         with torch.no_grad():  # the shapes of keys and values, and no memory
             k, v = (x[:, :, :1].expand(-1, -1, latent.shape[2], -1) for x in original(self, latent[:, :, :1], rotated[:, :, :1]))
-        setattr(k, _MARK, Latent(torch.cat((latent, rotated), -1)[0, 0], expand))
+        setattr(k, _MARK, Latent(torch.cat((latent, rotated), -1)[0, 0], expand, lambda: original(self, latent, rotated)))
         return k, v
 
     setattr(expand_kv, _MARK, True)
@@ -41,7 +40,8 @@ def _put_off(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def take_over() -> List[type]:
-    """Layers of the models that are imported: while packed() says so, their keys and values are made where they are attended."""
+    """Layers of the models that are imported: from now on attention makes their keys and values, of what moves if packed() says
+    so."""
     found = []
     for name, module in list(sys.modules.items()):
         if not name.startswith("transformers.models.") or ".modeling_" not in name:
