@@ -2,9 +2,7 @@
 // Another target of this program's registry: not in the library.
 #if defined(__x86_64__)
 
-#include "kernel/cpu/f32_target.h"
-#include "kernel/cpu/x86/tile_backward.h"
-#include "kernel/cpu/x86/tile_forward.h"
+#include "kernel/cpu/x86/tile_target.h"
 
 namespace weft::cpu {
 namespace {
@@ -68,7 +66,7 @@ struct EmulatedTiles {
     alignas(64) bf16 to[32];
     _mm512_store_ps(from, low);
     _mm512_store_ps(from + 16, high);
-    Avx512::narrow(from, to, 32);
+    X86Halves::narrow(from, to, 32);
     return _mm512_load_si512(to);
   }
 };
@@ -76,8 +74,8 @@ struct EmulatedTiles {
 }  // namespace
 
 const Target& emulated_amx_target() {
-  static constexpr Target target = bf16_target<TileForward<EmulatedTiles>, TileBackward<EmulatedTiles>, avx512_target>(
-      "emulated_amx", "AVX-512; bf16 by tiles in plain code", &has_avx512);
+  static constexpr Target target =
+      tile_target<EmulatedTiles>("emulated_amx", "AVX-512; bf16 by tiles in plain code", &has_avx512);
   return target;
 }
 

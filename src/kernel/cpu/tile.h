@@ -150,8 +150,8 @@ struct RowStatistics {
   float delta = 0;                                     // dout·out
 };
 
-// Statistics of a row of the backward; adds the row's part of the gradient of the sink. `room`: 2·wide floats, where wide
-// is a multiple of the lanes.
+// Statistics of a row of the backward; adds the row's part of the gradient of the sink. `room`: 2·wide floats, where
+// wide is a multiple of the lanes.
 template <class S>
 WEFT_INLINE RowStatistics row_statistics(const KernelBackwardArgs& args, Index token, Index head, float* room,
                                          Index wide, float* dsink) {

@@ -6,10 +6,8 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include "kernel/cpu/f32_target.h"
 #include "kernel/cpu/x86/amx.h"
-#include "kernel/cpu/x86/tile_backward.h"
-#include "kernel/cpu/x86/tile_forward.h"
+#include "kernel/cpu/x86/tile_target.h"
 
 namespace weft::cpu {
 namespace {
@@ -34,8 +32,7 @@ bool has_amx() {
 }  // namespace
 
 const Target& amx_target() {
-  static constexpr Target target = bf16_target<TileForward<AmxTiles>, TileBackward<AmxTiles>, avx512_target>(
-      "amx", "AVX-512; bf16 by the tiles of AMX", &has_amx);
+  static constexpr Target target = tile_target<AmxTiles>("amx", "AVX-512; bf16 by the tiles of AMX", &has_amx);
   return target;
 }
 

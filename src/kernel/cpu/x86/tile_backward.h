@@ -2,21 +2,17 @@
 // transposed as in the forward; dV and dK are not, and P^T and dS^T are already their left operands.
 #pragma once
 
-#include "kernel/cpu/tile.h"
-#include "kernel/cpu/x86/tile_mask.h"
-#include "kernel/cpu/x86/tile_micro.h"
+#include "kernel/cpu/x86/tile_pipeline.h"
 
 namespace weft::cpu {
 namespace {
 
 template <class T>
-class TileBackward : public BackwardEntry<TileBackward<T>> {
+class TileBackward : public BackwardEntry<TileBackward<T>>, private TilePipeline<T, TileBackward<T>> {
   friend BackwardEntry<TileBackward>;
-  using S = Avx512;
+  friend TilePipeline<T, TileBackward>;
+  using S = TileVectors<T>;
   using V = __m512;
-  static constexpr Index kKeys = 256, kKeyUnits = kKeys / kUnit;  // of a tile
-  static constexpr Index kBlock = kUnit * kUnit;                  // numbers of 32 keys and 32 rows
-
   TileBackward(const BackwardCall& call, Index rows, float* scratch)
       : call_(call),
         most_(ceil_div(rows, kUnit)),
@@ -27,8 +23,8 @@ class TileBackward : public BackwardEntry<TileBackward<T>> {
     const Index widest = max_of(wide_k_, wide_v_), rows32 = most_ * kUnit;
     dq_ = memory_.take(rows32 * wide_k_);
     sums_ = memory_.take(kUnit * widest);
-    scores_ = memory_.take(2 * kBlock);
-    dp_ = memory_.take(2 * kBlock);
+    scores_ = memory_.take(4 * kBlock);
+    dp_ = memory_.take(4 * kBlock);
     minus_lse_ = memory_.take(rows32);
     delta_ = memory_.take(rows32);
     row_ = memory_.take(2 * wide_v_);
@@ -36,16 +32,17 @@ class TileBackward : public BackwardEntry<TileBackward<T>> {
     q_pairs_ = memory_.take<Bits>(rows32 * wide_k_);
     dout_ = memory_.take<Bits>(rows32 * wide_v_);
     dout_pairs_ = memory_.take<Bits>(rows32 * wide_v_);
-    k_ = memory_.take<Bits>(kKeys * wide_k_);
-    k_columns_ = memory_.take<Bits>(kKeys * wide_k_);
-    v_ = memory_.take<Bits>(kKeys * wide_v_);
-    p_ = memory_.take<Bits>(kKeys * rows32);
-    ds_ = memory_.take<Bits>(kKeys * rows32);
-    ds_pairs_ = memory_.take<Bits>(2 * kKeys * kUnit);
+    k_ = memory_.take<Bits>(kTileKeys * wide_k_);
+    k_columns_ = memory_.take<Bits>(kTileKeys * wide_k_);
+    v_ = memory_.take<Bits>(kTileKeys * wide_v_);
+    p_ = memory_.take<Bits>(kTileKeys * rows32);
+    ds_ = memory_.take<Bits>(kTileKeys * rows32);
+    ds_pairs_ = memory_.take<Bits>(4 * kTileKeys * kUnit);
     copies_ = memory_.take<Bits>(2 * kUnit * widest);
     zeros_ = memory_.take<Bits>(widest);
     tokens_ = memory_.take<Index>(rows32);
-    masks_ = memory_.take<UnitMask>(most_);
+    seen_ = memory_.take<Range>(most_);
+    this->last_ = {k_columns_, dq_, wide_k_, ds_pairs_};
   }
 
   void run(const BackwardPart& part, Range block) {
@@ -92,12 +89,13 @@ class TileBackward : public BackwardEntry<TileBackward<T>> {
 
   void add_slice(const BackwardPart& part, const Slice& s, Index shift) {
     const Range units = stack_.pieces_of(s, kUnit);
-    for_each_key_tile(s, stack_, kKeys, [&](Index base, Range keys, Range next) {
+    for_each_key_tile(s, stack_, kTileKeys, [&](Index base, Range keys, Range next) {
       pack_keys(base, keys, part.heads.kv_head);
-      prefetch_keys(call_.args, next, part.heads.kv_head);
-      for (Index unit = units.begin; unit < units.end; ++unit)
-        if (!masks_[unit].look(s, tokens_ + unit * kUnit, base, keys)) masks_[unit].keys = {};
-      add_rows(units);
+      for (Index unit = units.begin; unit < units.end; ++unit) {
+        UnitMask mask;
+        seen_[unit] = mask.look(s, tokens_ + unit * kUnit, base, keys) ? mask.keys : Range{};
+      }
+      this->pass(call_.args, s, tokens_, units, base, keys, next, part.heads.kv_head);
       const Index sums = base + shift - part.first_sum;  // of the tile's first key
       for (Index j = keys.begin / kUnit * kUnit; j < keys.end; j += kUnit) {
         const Range inside{max_of(j, keys.begin), min_of(j + kUnit, keys.end)};
@@ -122,114 +120,63 @@ class TileBackward : public BackwardEntry<TileBackward<T>> {
         pack_rows(k + half * 16, wide_k_ / kUnit, k_ + (j + half * 16) * wide_k_);
         pack_rows(v + half * 16, wide_v_ / kUnit, v_ + (j + half * 16) * wide_v_);
       }
-      pack_columns(k, wide_k_, k_columns_ + j / kUnit * kTile, kKeyUnits * kTile);
+      pack_columns(k, wide_k_, k_columns_ + j / kUnit * kTile, kTileKeys / kUnit * kTile);
     }
   }
 
-  // 32 keys and a unit of rows on their way: S and dP, then P and dS.
-  struct Turn {
-    Index unit, key;
-    float *scores, *dp;  // [keys][32]
-    Bits* ds_pairs;      // of the unit: [keys / 32][2] tiles
-    bool last;           // of the unit
-  };
-
-  // P and dS of all units, and their dQ. Vectors make P and dS of 32 keys while the tiles make S and dP of the next,
-  // and dQ of the unit before.
-  void add_rows(Range units) {
-    Turn turns[3];
-    const Turn *before = nullptr, *current = nullptr;
-    Index n = 0, seen = 0;
-    for (Index unit = units.begin; unit < units.end; ++unit) {
-      const Range keys = masks_[unit].keys;
-      for (Index j = keys.begin; j < keys.end; j += kUnit, ++n) {
-        Turn& next = turns[n % 3];
-        next = {unit,
-                j,
-                scores_ + n % 2 * kBlock,
-                dp_ + n % 2 * kBlock,
-                ds_pairs_ + seen % 2 * kKeys * kUnit,
-                j + kUnit == keys.end};
-        advance(before, current, &next);
-        before = current;
-        current = &next;
-      }
-      if (keys.size() > 0) ++seen;
-    }
-    advance(before, current, nullptr);
-    advance(current, nullptr, nullptr);
-  }
-
-  void advance(const Turn* before, const Turn* current, const Turn* next) {
-    if (before && !before->last) before = nullptr;
-    if (current == nullptr) {
-      NoWork none;
-      if (before) add_to_dq(*before, none);
-      if (next) score(*next, none);
-      return;
-    }
-    const Index steps = (before ? wide_k_ / kUnit * masks_[before->unit].keys.size() / kUnit : 0) +
-                        (next ? (wide_k_ + wide_v_) / kUnit : 0);
-    Gradients gradients(*this, *current);
-    Pacer pacer(gradients, steps);
-    if (next) score(*next, pacer);
-    if (before) add_to_dq(*before, pacer);
-    pacer.finish();
-  }
-
+  Index score_steps() const { return (wide_k_ + wide_v_) / kUnit; }
   template <class Between>
   void score(const Turn& turn, Between& between) {
-    tile_product<T, false>({k_ + turn.key * wide_k_, 16 * wide_k_, kTile},
-                           {q_ + turn.unit * kUnit * wide_k_, kTile, 2 * kTile}, wide_k_ / kUnit, turn.scores, kUnit,
-                           between);
-    tile_product<T, false>({v_ + turn.key * wide_v_, 16 * wide_v_, kTile},
-                           {dout_ + turn.unit * kUnit * wide_v_, kTile, 2 * kTile}, wide_v_ / kUnit, turn.dp, kUnit,
-                           between);
-  }
-  template <class Between>
-  void add_to_dq(const Turn& turn, Between& between) {
-    const Range keys = masks_[turn.unit].keys;
-    const Index first = keys.begin / kUnit;
-    float* dq = dq_ + turn.unit * kUnit * wide_k_;
-    for (Index d = 0; d < wide_k_; d += kUnit)
-      tile_product<T, true>({k_columns_ + (d / 16 * kKeyUnits + first) * kTile, kKeyUnits * kTile, kTile},
-                            {turn.ds_pairs + first * 2 * kTile, kTile, 2 * kTile}, keys.size() / kUnit, dq + d * kUnit,
-                            kUnit, between);
+    for (Index m = 0; m < turn.group->count; ++m) {
+      if (!turn.group->sees(m, turn.key)) continue;
+      const Index row = turn.group->units[m] * kUnit;
+      tile_product<T, false>({k_ + turn.key * wide_k_, 16 * wide_k_, kTile}, {q_ + row * wide_k_, kTile, 2 * kTile},
+                             wide_k_ / kUnit, turn.block(scores_, m), kUnit, between);
+      tile_product<T, false>({v_ + turn.key * wide_v_, 16 * wide_v_, kTile}, {dout_ + row * wide_v_, kTile, 2 * kTile},
+                             wide_v_ / kUnit, turn.block(dp_, m), kUnit, between);
+    }
   }
 
   // P = 2^(logit - LSE) and dS = P·(dP - delta)·(d logit / d q·k) without the scale, in pieces.
-  class Gradients {
+  class Vectors {
    public:
-    Gradients(TileBackward& of, const Turn& turn) : of_(of), turn_(turn) {
-      const UnitMask& mask = of.masks_[turn.unit];
-      masked_ = !mask.all(turn.key);
-      of.logits_.template scale_early<S>(turn.scores, turn.scores + kBlock);
-      if (masked_) mask.apply({turn.key, turn.key + kUnit}, turn.scores - turn.key * kUnit);
+    Vectors(TileBackward& of, const Turn& turn) : of_(of), turn_(turn) {
+      for (Index m = 0; m < turn.group->count; ++m) {
+        if (!turn.group->sees(m, turn.key)) continue;
+        float* scores = turn.block(of.scores_, m);
+        const UnitMask& mask = turn.group->masks[m];
+        masked_[count_] = !mask.all(turn.key);
+        of.logits_.template scale_early<S>(scores, scores + kBlock);
+        if (masked_[count_]) mask.apply({turn.key, turn.key + kUnit}, scores - turn.key * kUnit);
+        members_[count_++] = m;
+      }
     }
-    Index pieces() const { return kUnit / kKeysOfPiece; }
+    Index pieces() const { return count_ * kPieces; }
     void piece(Index n) {
+      const Index m = members_[n / kPieces], key = n % kPieces * kKeysOfPiece;
       if (of_.call_.softcap > 0)
-        gradients<true, true>(n * kKeysOfPiece);
-      else if (masked_)
-        gradients<false, true>(n * kKeysOfPiece);
+        gradients<true, true>(m, key);
+      else if (masked_[n / kPieces])
+        gradients<false, true>(m, key);
       else
-        gradients<false, false>(n * kKeysOfPiece);
+        gradients<false, false>(m, key);
     }
 
    private:
-    static constexpr Index kKeysOfPiece = 4, kVectors = 2 * kKeysOfPiece;
+    static constexpr Index kKeysOfPiece = 4, kPieces = kUnit / kKeysOfPiece, kVectors = 2 * kKeysOfPiece;
 
     template <bool kSoftcap, bool kMasked>
-    void gradients(Index key) {
-      const float *score = turn_.scores + key * kUnit, *dp = turn_.dp + key * kUnit;
+    void gradients(Index m, Index key) {
+      const float *score = turn_.block(of_.scores_, m) + key * kUnit, *dp = turn_.block(of_.dp_, m) + key * kUnit;
+      const Index row = turn_.group->units[m] * kUnit;
       const V by = S::all(of_.logits_.late);
       V minus_lse[2], delta[2], p[kVectors], ds[kVectors];
       for (Index h = 0; h < 2; ++h) {
-        minus_lse[h] = S::load(of_.minus_lse_ + turn_.unit * kUnit + h * kPanel);
-        delta[h] = S::load(of_.delta_ + turn_.unit * kUnit + h * kPanel);
+        minus_lse[h] = S::load(of_.minus_lse_ + row + h * kPanel);
+        delta[h] = S::load(of_.delta_ + row + h * kPanel);
       }
       WEFT_UNROLL for (Index i = 0; i < kVectors; ++i) p[i] = S::fma(S::load(score + i * kPanel), by, minus_lse[i % 2]);
-      exp2_or_zero<S, kVectors>(p);
+      tile_exp2<kVectors>(p);
       WEFT_UNROLL for (Index i = 0; i < kVectors; ++i) {
         ds[i] = S::mul(p[i], S::sub(S::load(dp + i * kPanel), delta[i % 2]));
         if constexpr (kSoftcap) {
@@ -244,12 +191,12 @@ class TileBackward : public BackwardEntry<TileBackward<T>> {
           ds[i] = _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(S::load(score + i * kPanel), none, _CMP_NEQ_UQ), ds[i]);
         }
       }
-      store(turn_.key + key, p, ds);
+      store(m, turn_.key + key, p, ds);
     }
 
-    WEFT_INLINE void store(Index key, const V* p, const V* ds) {
-      const Index at = (key / 16 * of_.most_ + turn_.unit) * kTile + key % 16 * 32;
-      Bits* pairs = turn_.ds_pairs + key / kUnit * 2 * kTile + key % kUnit / 2 * 32;
+    WEFT_INLINE void store(Index m, Index key, const V* p, const V* ds) {
+      const Index at = (key / 16 * of_.most_ + turn_.group->units[m]) * kTile + key % 16 * 32;
+      Bits* pairs = turn_.group->pairs[m] + key / kUnit * 2 * kTile + key % kUnit / 2 * 32;
       WEFT_UNROLL for (Index i = 0; i < kKeysOfPiece; i += 2) {
         store_bits(of_.p_ + at + i * 32, T::round_two(p[2 * i], p[2 * i + 1]));
         store_bits(of_.p_ + at + (i + 1) * 32, T::round_two(p[2 * i + 2], p[2 * i + 3]));
@@ -265,12 +212,13 @@ class TileBackward : public BackwardEntry<TileBackward<T>> {
 
     TileBackward& of_;
     const Turn& turn_;
-    bool masked_;
+    Index count_ = 0, members_[2];
+    bool masked_[2];
   };
 
   // From the first to the last unit that sees keys [j, j + 32); those between that do not get zeros.
   Range units_that_see(Range units, Index j) {
-    const auto sees = [&](Index unit) { return masks_[unit].keys.begin <= j && masks_[unit].keys.end > j; };
+    const auto sees = [&](Index unit) { return seen_[unit].begin <= j && seen_[unit].end > j; };
     while (units.begin < units.end && !sees(units.begin)) ++units.begin;
     while (units.begin < units.end && !sees(units.end - 1)) --units.end;
     for (Index unit = units.begin; unit < units.end; ++unit) {
@@ -318,7 +266,7 @@ class TileBackward : public BackwardEntry<TileBackward<T>> {
   float *dq_, *sums_, *scores_, *dp_, *minus_lse_, *delta_, *row_;
   Bits *q_, *q_pairs_, *dout_, *dout_pairs_, *k_, *k_columns_, *v_, *p_, *ds_, *ds_pairs_, *copies_, *zeros_;
   Index* tokens_;
-  UnitMask* masks_;
+  Range* seen_;  // keys of the tile that each unit sees
 };
 
 }  // namespace

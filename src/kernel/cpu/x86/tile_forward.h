@@ -2,21 +2,17 @@
 // transposed, S^T = K·Q^T and O^T = V^T·P^T, so that rows lie in the lanes of vectors as in the f32 kernels.
 #pragma once
 
-#include "kernel/cpu/tile.h"
-#include "kernel/cpu/x86/tile_mask.h"
-#include "kernel/cpu/x86/tile_micro.h"
+#include "kernel/cpu/x86/tile_pipeline.h"
 
 namespace weft::cpu {
 namespace {
 
 template <class T>
-class TileForward : public ForwardEntry<TileForward<T>> {
+class TileForward : public ForwardEntry<TileForward<T>>, private TilePipeline<T, TileForward<T>> {
   friend ForwardEntry<TileForward>;
-  using S = Avx512;
+  friend TilePipeline<T, TileForward>;
+  using S = TileVectors<T>;
   using V = __m512;
-  static constexpr Index kKeys = 256;  // of a tile; part of a row's arithmetic, so the same for all widths
-  static constexpr Index kKeyUnits = kKeys / kUnit;
-
   TileForward(const ForwardCall& call, Index rows, float* scratch)
       : call_(call),
         rows_(rows),
@@ -27,18 +23,20 @@ class TileForward : public ForwardEntry<TileForward<T>> {
         memory_{scratch} {
     const Index widest = max_of(wide_k_, wide_v_);
     out_ = memory_.take(units_ * kUnit * wide_v_);
-    scores_ = memory_.take(2 * kKeys * kUnit);
+    scores_ = memory_.take(4 * kBlock);
     max_ = memory_.take(units_ * kUnit);
+    base_ = memory_.take(units_ * kUnit);
     sum_ = memory_.take(units_ * kUnit);
     rows_of_out_ = memory_.take(kUnit * wide_v_);
     q_ = memory_.take<Bits>(units_ * kUnit * wide_k_);
-    p_ = memory_.take<Bits>(2 * kKeys * kUnit);
-    k_ = memory_.take<Bits>(kKeys * wide_k_);
-    v_ = memory_.take<Bits>(kKeys * wide_v_);
+    p_ = memory_.take<Bits>(4 * kTileKeys * kUnit);
+    k_ = memory_.take<Bits>(kTileKeys * wide_k_);
+    v_ = memory_.take<Bits>(kTileKeys * wide_v_);
     copies_ = memory_.take<Bits>(2 * kUnit * widest);
     zeros_ = memory_.take<Bits>(widest);
     tokens_ = memory_.take<Index>(units_ * kUnit);
     live_ = memory_.take<char>(units_ * kUnit);
+    this->last_ = {v_, out_, wide_v_, p_};
   }
 
   void run(const ForwardTile& tile, const Stack& stack) {
@@ -53,7 +51,7 @@ class TileForward : public ForwardEntry<TileForward<T>> {
     std::memset(zeros_, 0, at(max_of(wide_k_, wide_v_)) * sizeof(Bits));
     place_rows(call_, tile.rows, stack_, units_ * kUnit, tokens_, live_);
     for (Index r = 0; r < units_ * kUnit; ++r) {
-      max_[r] = kNoMax;
+      max_[r] = base_[r] = kNoMax;
       sum_[r] = 0;
     }
     RowPointers pointers(copies_, wide_k_);
@@ -75,7 +73,7 @@ class TileForward : public ForwardEntry<TileForward<T>> {
       for (Index r = unit * kUnit; r < min_of(rows_, (unit + 1) * kUnit); ++r) {
         const RowState<float>& state = partial.states[tokens_[r] * partial.sums.heads + stack_.head(r)];
         if (!live_[r] || is_empty(state)) continue;
-        max_[r] = state.max * kLog2E;
+        max_[r] = base_[r] = state.max * kLog2E;
         sum_[r] = state.sum;
         load_f32<S>(partial.sums, tokens_[r], stack_.head(r), rows_of_out_ + unit_slot(r % kUnit) * wide_v_, wide_v_);
       }
@@ -83,54 +81,12 @@ class TileForward : public ForwardEntry<TileForward<T>> {
     }
   }
 
-  // A unit on its way through a tile of keys: scores, then P, then O.
-  struct Turn {
-    Index unit;
-    UnitMask mask;
-    float* scores;  // [keys][32]
-    Bits* p;        // [keys / 32][2] tiles
-  };
-
-  // Vectors make P of one unit while the tiles make O of the unit before and the scores of the next.
   void attend(const Slice& s, Index kv_head) {
     const Range units = stack_.pieces_of(s, kUnit);
-    for_each_key_tile(s, stack_, kKeys, [&](Index base, Range keys, Range next) {
+    for_each_key_tile(s, stack_, kTileKeys, [&](Index base, Range keys, Range next) {
       pack_keys(base, keys, kv_head);
-      const Index batch = ceil_div(kKeys, units.size());
-      Turn *before = nullptr, *current = nullptr;
-      Index n = 0;
-      for (Index unit = units.begin; unit < units.end; ++unit, next.begin += batch) {
-        prefetch_keys(call_.args, {next.begin, min_of(next.begin + batch, next.end)}, kv_head);
-        Turn& turn = turns_[n % 3];
-        if (!turn.mask.look(s, tokens_ + unit * kUnit, base, keys)) continue;
-        turn.unit = unit;
-        turn.scores = scores_ + n % 2 * kKeys * kUnit;
-        turn.p = p_ + n % 2 * kKeys * kUnit;
-        advance(before, current, &turn);
-        before = current;
-        current = &turn;
-        ++n;
-      }
-      advance(before, current, nullptr);
-      advance(current, nullptr, nullptr);
+      this->pass(call_.args, s, tokens_, units, base, keys, next, kv_head);
     });
-  }
-
-  void advance(const Turn* before, const Turn* current, const Turn* next) {
-    if (current == nullptr) {
-      NoWork none;
-      if (before) add_values(*before, none);
-      if (next) score(*next, none);
-      return;
-    }
-    const Index steps = (before ? wide_v_ / kUnit * before->mask.keys.size() / kUnit : 0) +
-                        (next ? wide_k_ / kUnit * next->mask.keys.size() / kUnit : 0);
-    Softmax softmax(*this, *current);
-    Pacer pacer(softmax, steps);
-    if (before) add_values(*before, pacer);
-    if (next) score(*next, pacer);
-    pacer.finish();
-    softmax.end();
   }
 
   // K for sums over columns, V for sums over keys. Keys outside are zeros.
@@ -145,98 +101,122 @@ class TileForward : public ForwardEntry<TileForward<T>> {
       }
       pack_rows(k, wide_k_ / kUnit, k_ + j * wide_k_);
       pack_rows(k + 16, wide_k_ / kUnit, k_ + (j + 16) * wide_k_);
-      pack_columns(v, wide_v_, v_ + j / kUnit * kTile, kKeyUnits * kTile);
+      pack_columns(v, wide_v_, v_ + j / kUnit * kTile, kTileKeys / kUnit * kTile);
     }
   }
 
+  Index score_steps() const { return wide_k_ / kUnit; }
   template <class Between>
   void score(const Turn& turn, Between& between) {
-    const Operand q{q_ + turn.unit * kUnit * wide_k_, kTile, 2 * kTile};
-    for (Index j = turn.mask.keys.begin; j < turn.mask.keys.end; j += kUnit)
-      tile_product<T, false>({k_ + j * wide_k_, 16 * wide_k_, kTile}, q, wide_k_ / kUnit, turn.scores + j * kUnit,
-                             kUnit, between);
-  }
-  template <class Between>
-  void add_values(const Turn& turn, Between& between) {
-    const Index first = turn.mask.keys.begin / kUnit, steps = turn.mask.keys.size() / kUnit;
-    const Operand p{turn.p + first * 2 * kTile, kTile, 2 * kTile};
-    float* out = out_ + turn.unit * kUnit * wide_v_;
-    for (Index d = 0; d < wide_v_; d += kUnit)
-      tile_product<T, true>({v_ + (d / 16 * kKeyUnits + first) * kTile, kKeyUnits * kTile, kTile}, p, steps,
-                            out + d * kUnit, kUnit, between);
+    for (Index m = 0; m < turn.group->count; ++m)
+      if (turn.group->sees(m, turn.key))
+        tile_product<T, false>({k_ + turn.key * wide_k_, 16 * wide_k_, kTile},
+                               {q_ + turn.group->units[m] * kUnit * wide_k_, kTile, 2 * kTile}, wide_k_ / kUnit,
+                               turn.block(scores_, m), kUnit, between);
   }
 
-  // From scores to P of one unit in pieces: the maxima, then P, then what the sums so far shrink by.
-  class Softmax {
+  // From scores to P in pieces: for each unit the maxima, then 4 keys at a time. P is computed against a base, the
+  // row's maximum when it first saw keys; only if the maximum outgrows that by 2^kRoom the base follows it, by a whole
+  // power of 2, so that what was computed before is scaled exactly. Mostly nothing is.
+  class Vectors {
    public:
-    Softmax(TileForward& of, const Turn& turn)
-        : of_(of), turn_(turn), out_(of.out_ + turn.unit * kUnit * of.wide_v_), blocks_(turn.mask.keys.size() / kUnit) {
-      const Range keys = turn.mask.keys;
-      of.logits_.template scale_early<S>(turn.scores + keys.begin * kUnit, turn.scores + keys.end * kUnit);
-      for (Index j = keys.begin; j < keys.end; j += kUnit)
-        if (!turn.mask.all(j)) turn.mask.apply({j, j + kUnit}, turn.scores);
-    }
-
-    Index pieces() const { return blocks_ + kPerBlock * blocks_ + of_.wide_v_ / kUnit; }
-    void piece(Index n) {
-      if (n < blocks_) {
-        find_maxima(turn_.mask.keys.begin + n * kUnit);
-        if (n + 1 == blocks_) take_maxima();
-      } else if (n < blocks_ + kPerBlock * blocks_) {
-        probabilities(turn_.mask.keys.begin + (n - blocks_) * kKeysOfPiece);
-      } else if (shrinks_) {
-        shrink((n - blocks_ - kPerBlock * blocks_) * kUnit);
+    Vectors(TileForward& of, const Turn& turn) : of_(of), turn_(turn) {
+      for (Index m = 0; m < turn.group->count; ++m) {
+        if (!turn.group->sees(m, turn.key)) continue;
+        members_[count_++] = m;
+        float* scores = turn.block(of.scores_, m);
+        of.logits_.template scale_early<S>(scores, scores + kBlock);
+        const UnitMask& mask = turn.group->masks[m];
+        if (!mask.all(turn.key)) mask.apply({turn.key, turn.key + kUnit}, scores - turn.key * kUnit);
       }
     }
-    void end() {
-      for (Index h = 0; h < 2; ++h) S::store(of_.sum_ + turn_.unit * kUnit + h * kPanel, sum_[h]);
+
+    Index pieces() const { return count_ * kPieces; }
+    void piece(Index n) {
+      const Index m = members_[n / kPieces];
+      if (n % kPieces == 0)
+        find_maxima(m);
+      else
+        probabilities(m, (n % kPieces - 1) * kKeysOfPiece);
     }
 
    private:
-    static constexpr Index kKeysOfPiece = 4, kPerBlock = kUnit / kKeysOfPiece;
+    static constexpr Index kKeysOfPiece = 4, kPieces = 1 + kUnit / kKeysOfPiece;
+    static constexpr float kRoom = 8;
 
-    void find_maxima(Index key) {
-      V a[2] = {maxima_[0], maxima_[1]}, b[2] = {maxima_[0], maxima_[1]};
-      const float* at = turn_.scores + key * kUnit;
-      WEFT_UNROLL for (Index j = 0; j < kUnit; j += 2) {
+    void find_maxima(Index m) {
+      const float* at = turn_.block(of_.scores_, m);
+      V a[2] = {S::all(kNoMax), S::all(kNoMax)}, b[2] = {a[0], a[1]};
+      for (Index j = 0; j < kUnit; j += 2, at += 2 * kUnit) {
         WEFT_UNROLL for (Index h = 0; h < 2; ++h) {
-          a[h] = S::max(S::load(at + j * kUnit + h * kPanel), a[h]);
-          b[h] = S::max(S::load(at + (j + 1) * kUnit + h * kPanel), b[h]);
+          a[h] = S::max(S::load(at + h * kPanel), a[h]);
+          b[h] = S::max(S::load(at + kUnit + h * kPanel), b[h]);
         }
       }
-      for (Index h = 0; h < 2; ++h) maxima_[h] = S::max(a[h], b[h]);
-    }
-
-    void take_maxima() {
-      V factor[2];
-      bool same = true;
+      V now[2];
+      bool room = true;
       for (Index h = 0; h < 2; ++h) {
-        float *at = of_.max_ + turn_.unit * kUnit + h * kPanel, *sum = of_.sum_ + turn_.unit * kUnit + h * kPanel;
+        const Index row = turn_.group->units[m] * kUnit + h * kPanel;
+        const V largest = S::max(a[h], b[h]), old = S::load(of_.max_ + row);
         // A row that has seen nothing keeps that mark, whatever the scale; NaN counts as seen.
-        const __mmask16 seen = _mm512_cmp_ps_mask(maxima_[h], S::all(kNoMax), _CMP_NLE_UQ);
-        const V old = S::load(at);
-        const V now = S::max(_mm512_mask_mul_ps(old, seen, maxima_[h], S::all(of_.logits_.late)), old);
-        factor[h] = exp2_or_zero<S>(S::sub(old, now));
-        S::store(at, now);
-        sum_[h] = S::mul(S::load(sum), factor[h]);
-        minus_max_[h] = S::sub(S::zero(), now);
-        same = same && _mm512_cmp_ps_mask(factor[h], S::all(1.0f), _CMP_NEQ_UQ) == 0;
+        const __mmask16 seen = _mm512_cmp_ps_mask(largest, S::all(kNoMax), _CMP_NLE_UQ);
+        now[h] = S::max(_mm512_mask_mul_ps(old, seen, largest, S::all(of_.logits_.late)), old);
+        S::store(of_.max_ + row, now[h]);
+        room = room && no_growth(now[h], S::load(of_.base_ + row)) == 0xffff;
       }
-      shrinks_ = !same;  // to multiply by 1 changes no bit
-      // In the order of slots (unit_slot).
-      factors_[0] = _mm512_shuffle_f32x4(factor[0], factor[1], 0x88);
-      factors_[1] = _mm512_shuffle_f32x4(factor[0], factor[1], 0xdd);
+      if (!room) move_base(m, now);
+    }
+    static __mmask16 no_growth(V now, V base) {
+      return _mm512_cmp_ps_mask(now, S::add(base, S::all(kRoom)), _CMP_LE_OQ);
     }
 
-    void probabilities(Index key) {
-      V x[2 * kKeysOfPiece];
-      const V by = S::all(of_.logits_.late), minus[2] = {minus_max_[0], minus_max_[1]};
-      const float* at = turn_.scores + key * kUnit;
+    WEFT_APART void move_base(Index m, const V* now) {
+      V factor[2];
+      for (Index h = 0; h < 2; ++h) {
+        const Index row = turn_.group->units[m] * kUnit + h * kPanel;
+        const V base = S::load(of_.base_ + row), sum = S::load(of_.sum_ + row);
+        const __mmask16 same = no_growth(now[h], base), first = _mm512_cmp_ps_mask(base, S::all(kNoMax), _CMP_EQ_OQ);
+        V by = _mm512_roundscale_ps(S::sub(now[h], base), _MM_FROUND_TO_POS_INF | _MM_FROUND_NO_EXC);
+        by = _mm512_mask_mov_ps(by, same, S::zero());
+        factor[h] = _mm512_maskz_scalef_ps(static_cast<__mmask16>(~first | same), S::all(1.0f), S::sub(S::zero(), by));
+        S::store(of_.base_ + row, _mm512_mask_mov_ps(S::add(base, by), static_cast<__mmask16>(first & ~same), now[h]));
+        S::store(of_.sum_ + row, S::mul(sum, factor[h]));
+      }
+      // In the order of slots (unit_slot).
+      const V slots[2] = {_mm512_shuffle_f32x4(factor[0], factor[1], 0x88),
+                          _mm512_shuffle_f32x4(factor[0], factor[1], 0xdd)};
+      float* out = of_.out_ + turn_.group->units[m] * kUnit * of_.wide_v_;
+      for (Index i = 0; i < 2 * of_.wide_v_; ++i)
+        S::store(out + i * kPanel, S::mul(S::load(out + i * kPanel), slots[i % 2]));
+      const __m512i high = _mm512_set1_epi32(-65536);
+      const Index begin = turn_.group->masks[m].keys.begin / kUnit * 2, end = turn_.key / kUnit * 2;
+      for (Index tile = begin; tile < end; ++tile) {
+        for (Index i = 0; i < 16; ++i) {
+          Bits* at = turn_.group->pairs[m] + tile * kTile + i * 32;
+          const __m512i pair = load_bits(at);
+          const V odd = S::mul(_mm512_castsi512_ps(_mm512_and_si512(pair, high)), slots[tile % 2]);
+          const V even = S::mul(_mm512_castsi512_ps(_mm512_slli_epi32(pair, 16)), slots[tile % 2]);
+          store_bits(at, _mm512_or_si512(_mm512_and_si512(_mm512_castps_si512(odd), high),
+                                         _mm512_srli_epi32(_mm512_castps_si512(even), 16)));
+        }
+      }
+    }
+
+    void probabilities(Index m, Index key) {
+      const Index row = turn_.group->units[m] * kUnit;
+      const float* at = turn_.block(of_.scores_, m) + key * kUnit;
+      const V by = S::all(of_.logits_.late);
+      V x[2 * kKeysOfPiece], minus[2], sum[2];
+      for (Index h = 0; h < 2; ++h) {
+        minus[h] = S::sub(S::zero(), S::load(of_.base_ + row + h * kPanel));
+        sum[h] = S::load(of_.sum_ + row + h * kPanel);
+      }
       WEFT_UNROLL for (Index i = 0; i < 2 * kKeysOfPiece; ++i) x[i] =
           S::fma(S::load(at + i * kPanel), by, minus[i % 2]);
-      exp2_or_zero<S, 2 * kKeysOfPiece>(x);
-      WEFT_UNROLL for (Index i = 0; i < 2 * kKeysOfPiece; ++i) sum_[i % 2] = S::add(sum_[i % 2], x[i]);
-      Bits* to = turn_.p + key / kUnit * 2 * kTile + key % kUnit / 2 * 32;
+      tile_exp2<2 * kKeysOfPiece>(x);
+      WEFT_UNROLL for (Index i = 0; i < 2 * kKeysOfPiece; ++i) sum[i % 2] = S::add(sum[i % 2], x[i]);
+      for (Index h = 0; h < 2; ++h) S::store(of_.sum_ + row + h * kPanel, sum[h]);
+      Bits* to = turn_.group->pairs[m] + turn_.key / kUnit * 2 * kTile + key / 2 * 32;
       WEFT_UNROLL for (Index i = 0; i < kKeysOfPiece; i += 2) {
         __m512i halves[2];
         pair_up(T::round_two(x[2 * i], x[2 * i + 1]), T::round_two(x[2 * i + 2], x[2 * i + 3]), halves);
@@ -244,33 +224,25 @@ class TileForward : public ForwardEntry<TileForward<T>> {
       }
     }
 
-    void shrink(Index column) {
-      float* at = out_ + column * kUnit;
-      WEFT_UNROLL for (Index i = 0; i < 2 * kUnit; ++i)
-          S::store(at + i * kPanel, S::mul(S::load(at + i * kPanel), factors_[i % 2]));
-    }
-
     TileForward& of_;
     const Turn& turn_;
-    float* out_;
-    Index blocks_;
-    V maxima_[2] = {S::all(kNoMax), S::all(kNoMax)}, minus_max_[2], sum_[2], factors_[2];
-    bool shrinks_ = false;
+    Index count_ = 0, members_[2];
   };
-
-  RowState<float> state(Index row) const {
-    // Maxima may lose a NaN beside masked keys, sums do not.
-    if (std::isnan(sum_[row])) return {sum_[row], sum_[row]};
-    if (max_[row] == kNoMax) return {};
-    return {max_[row] * kLn2, sum_[row]};
-  }
 
   void end(float* max_logit) {
     for (Index r = 0; r < rows_; ++r) {
       if (r % kUnit == 0) rows_of_unit(out_ + r * wide_v_, wide_v_, rows_of_out_);
-      end_row<S>(call_.args, tokens_[r], stack_.head(r), live_[r], state(r), max_logit, [&](float weight) {
+      // From sums against the base to sums against the maximum. Maxima may lose a NaN beside masked keys, sums do not.
+      const float to_max = max_[r] == base_[r] ? 1.0f : std::exp2(base_[r] - max_[r]);
+      RowState<float> state;
+      if (std::isnan(sum_[r]))
+        state = {sum_[r], sum_[r]};
+      else if (max_[r] != kNoMax)
+        state = {max_[r] * kLn2, sum_[r] * to_max};
+      end_row<S>(call_.args, tokens_[r], stack_.head(r), live_[r], state, max_logit, [&](float weight) {
         float* row = rows_of_out_ + unit_slot(r % kUnit) * wide_v_;
-        for (Index i = 0; i < wide_v_; i += S::kLanes) S::store(row + i, S::mul(S::load(row + i), S::all(weight)));
+        const V by = S::all(weight * to_max);
+        for (Index i = 0; i < wide_v_; i += S::kLanes) S::store(row + i, S::mul(S::load(row + i), by));
         return row;
       });
     }
@@ -281,8 +253,7 @@ class TileForward : public ForwardEntry<TileForward<T>> {
   BlockLogits logits_;
   Dealer memory_;
   Stack stack_ = {};
-  Turn turns_[3];
-  float *out_, *scores_, *max_, *sum_, *rows_of_out_;
+  float *out_, *scores_, *max_, *base_, *sum_, *rows_of_out_;
   Bits *q_, *p_, *k_, *v_, *copies_, *zeros_;
   Index* tokens_;
   char* live_;

@@ -16,6 +16,38 @@ namespace {
 inline constexpr Index kUnit = 32;   // rows, keys or columns of a block of tiles, and what one step sums over
 inline constexpr Index kTile = 512;  // numbers of a packed tile
 
+// Vectors beside tiles: rows of bf16 are rounded and widened by AVX-512.
+template <class T>
+struct TileVectors : Avx512 {
+  using Avx512::narrow, Avx512::widen;
+  static void narrow(const float* from, bf16* to, Index n) {
+    Index i = 0;
+    for (; i + 32 <= n; i += 32) _mm512_storeu_si512(to + i, T::round_two(load(from + i), load(from + i + 16)));
+    Avx512::narrow(from + i, to + i, n - i);
+  }
+  static void widen(const bf16* from, float* to, Index n) {
+    Index i = 0;
+    for (; i + 16 <= n; i += 16) {
+      const __m512i x = _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from + i)));
+      store(to + i, _mm512_castsi512_ps(_mm512_slli_epi32(x, 16)));
+    }
+    Avx512::widen(from + i, to + i, n - i);
+  }
+};
+
+// exp2_or_zero in fewer instructions; 0 from -126 on, so that nothing is subnormal, which would be slow.
+template <int kCount>
+WEFT_INLINE void tile_exp2(__m512* x) {
+  __m512 f[kCount], p[kCount];
+  __mmask16 large[kCount];
+  WEFT_UNROLL for (int i = 0; i < kCount; ++i) {
+    large[i] = _mm512_cmp_ps_mask(x[i], _mm512_set1_ps(-126.0f), _CMP_NLE_UQ);  // NaN too
+    f[i] = _mm512_reduce_ps(x[i], _MM_FROUND_TO_NEAREST_INT);
+  }
+  exp2_of_fraction<Avx512, kCount>(f, p);
+  WEFT_UNROLL for (int i = 0; i < kCount; ++i) x[i] = _mm512_maskz_scalef_ps(large[i], p[i], _mm512_sub_ps(x[i], f[i]));
+}
+
 // This thread's tiles while it lives.
 template <class T>
 struct TileSession {
