@@ -8,6 +8,12 @@
 #include "text.h"
 #include "weft/reference.h"
 
+#ifdef WEFT_EMULATED_AMX
+namespace weft::cpu {
+const Target& emulated_amx_target();
+}
+#endif
+
 namespace weft {
 namespace {
 
@@ -24,7 +30,8 @@ Kernel cpu_kernel(std::string_view name) {
   return {.name = name,
           .about = kTarget().about,
           .refusal = [](const KernelRequest& request) -> std::optional<std::string> {
-            if (!kTarget().runs_here()) return "this machine does not have its instructions";
+            if (!kTarget().runs_here())
+              return text("this machine, or its system, does not offer its instructions (", kTarget().about, ")");
             if (auto reason = host_refusal(request)) return reason;
             return f32_refusal(request.dtype);
           },
@@ -62,10 +69,14 @@ std::vector<Kernel> all_kernels() {
   all.push_back(cpu_kernel<cpu::neon_target>("cpu.neon"));
 #endif
 #ifdef __x86_64__
+  all.push_back(cpu_kernel<cpu::amx_target>("cpu.amx"));
   all.push_back(cpu_kernel<cpu::avx512_target>("cpu.avx512"));
   // After avx512: where it was measured, one port of VDPBF16PS does no more than two of FMA (docs/performance.md).
   all.push_back(cpu_kernel<cpu::avx512_bf16_target>("cpu.avx512_bf16"));
   all.push_back(cpu_kernel<cpu::avx2_target>("cpu.avx2"));
+#endif
+#ifdef WEFT_EMULATED_AMX  // tests/kernel
+  all.push_back(cpu_kernel<cpu::emulated_amx_target>("cpu.emulated_amx"));
 #endif
   all.push_back(cpu_kernel<cpu::scalar_target>("cpu.scalar"));
   all.push_back({.name = "reference",

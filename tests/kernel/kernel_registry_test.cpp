@@ -1,5 +1,6 @@
 // The registry: which kernels there are, what they refuse, and that nobody else steps in.
 #include <algorithm>
+#include <fstream>
 #include <functional>
 #include <set>
 #include <string>
@@ -83,6 +84,16 @@ TEST(KernelRegistry, BestFirst) {
   EXPECT_EQ(list[list.size() - 2].name, "cpu.scalar");
 }
 
+#if defined(__x86_64__)
+// Whether Linux lists a feature, which it does if the processor has it and the system lets programs use it.
+bool system_shows(const std::string& feature) {
+  std::ifstream info("/proc/cpuinfo");
+  for (std::string word; info >> word;)
+    if (word == feature) return true;
+  return false;
+}
+#endif
+
 // On the machines that tests run on, the scalar kernel and one of the machine's own do everything.
 TEST(KernelRegistry, TheMachinesOwnTargetRuns) {
   std::vector<std::string> targets = {"cpu.scalar"};
@@ -93,6 +104,7 @@ TEST(KernelRegistry, TheMachinesOwnTargetRuns) {
   if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) targets.emplace_back("cpu.avx2");
   if (__builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl")) targets.emplace_back("cpu.avx512");
   if (__builtin_cpu_supports("avx512bf16")) targets.emplace_back("cpu.avx512_bf16");
+  if (system_shows("amx_bf16")) targets.emplace_back("cpu.amx");
 #endif
   EXPECT_GE(targets.size(), 2u);
   for (const std::string& target : targets) {
@@ -134,7 +146,8 @@ TEST(KernelRegistry, KernelsOfOtherMachinesRefuse) {
 #if defined(__aarch64__)
   const std::vector<std::string> others = {"cpu.avx2", "cpu.avx512"};
 #else
-  const std::vector<std::string> others = {"cpu.neon"};
+  std::vector<std::string> others = {"cpu.neon"};
+  if (!system_shows("amx_bf16")) others.emplace_back("cpu.amx");
 #endif
   for (const std::string& other : others) {
     for (const Pass pass : kPasses) expect_refusal([&] { Call(DType::f32, 8, 8)(pass, other); }, {other});

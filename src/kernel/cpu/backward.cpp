@@ -3,6 +3,7 @@
 #include <cmath>
 #include <memory>
 #include <mutex>
+#include <utility>
 #include <vector>
 
 #include "index.h"
@@ -40,6 +41,7 @@ struct Family {
   std::vector<char> ended;               // by part
   std::size_t next = 0;                  // part to be added next
   std::vector<float> total;              // of all added so far, if the outputs cannot hold it
+  Range held;                            // sum rows of total
 };
 
 struct Job {
@@ -137,22 +139,20 @@ class Backward {
   void add_part(Family& family, std::size_t p) {
     const Component& c = *family.component;
     const RowPart& part = c.parts[p];
-    const std::vector<float> sums = std::move(family.sums[p]);
-    const float *dk = sums.data(), *dv = dk + part.sums.size() * width_k_;
+    std::vector<float> sums = std::move(family.sums[p]);
     const bool only = c.parts.size() == 1, last = p + 1 == c.parts.size();
     const bool f32 = args_.dk.dtype == DType::f32 && args_.dv.dtype == DType::f32;
     const bool in_place = args_.add_keys || (!only && f32);
     if (p == 0 && in_place && !args_.add_keys) clear_keys(family);
+    Range held = part.sums;
     if (!only && !in_place) {
-      family.total.resize(at(c.sum_rows * (width_k_ + width_v_)), 0.0f);
-      add_rows(dk, part.sums, width_k_, family.total.data());
-      add_rows(dv, part.sums, width_v_, family.total.data() + c.sum_rows * width_k_);
+      add_to_total(family, held, std::move(sums), last);
       if (!last) return;
-      dk = family.total.data();
-      dv = dk + c.sum_rows * width_k_;
+      sums = std::move(family.total);
+      held = family.held;
     }
+    const float *dk = sums.data(), *dv = dk + held.size() * width_k_;
     Index sum = 0;  // row of the sums
-    const Range held = only || in_place ? part.sums : Range{0, c.sum_rows};
     for (const Range& r : c.keys) {
       for (Index key = r.begin; key < r.end; ++key, ++sum) {
         if (sum < held.begin || sum >= held.end) continue;
@@ -166,7 +166,6 @@ class Backward {
         }
       }
     }
-    family.total = {};
   }
 
   void clear_keys(const Family& family) {
@@ -178,9 +177,30 @@ class Backward {
     }
   }
 
-  static void add_rows(const float* from, Range rows, Index width, float* to) {
-    to += rows.begin * width;
-    for (Index i = 0; i < rows.size() * width; ++i) to[i] += from[i];
+  // The memory of what has more rows is kept: of causal rows, later parts have all keys of those before.
+  void add_to_total(Family& family, Range rows, std::vector<float> sums, bool last) const {
+    Range both{min_of(family.held.begin, rows.begin), max_of(family.held.end, rows.end)};
+    if (family.total.empty()) both = rows;
+    if (last) both = {0, family.component->sum_rows};
+    if (rows == both) {
+      std::swap(family.total, sums);
+      std::swap(family.held, rows);
+    } else if (family.total.empty() || !(family.held == both)) {
+      std::vector<float> wider(at(both.size() * (width_k_ + width_v_)), 0.0f);
+      std::swap(family.total, wider);
+      const Range before = std::exchange(family.held, both);
+      if (!wider.empty()) add_sums(wider, before, family);
+    }
+    if (!sums.empty()) add_sums(sums, rows, family);
+  }
+  void add_sums(const std::vector<float>& from, Range rows, Family& to) const {
+    float *dk = to.total.data(), *dv = dk + to.held.size() * width_k_;
+    const Index first = rows.begin - to.held.begin;
+    add(from.data(), rows.size() * width_k_, dk + first * width_k_);
+    add(from.data() + rows.size() * width_k_, rows.size() * width_v_, dv + first * width_v_);
+  }
+  static void add(const float* from, Index count, float* to) {
+    for (Index i = 0; i < count; ++i) to[i] += from[i];
   }
 
   static void add_to_row(const TensorView& view, Index row, Index head, const float* from) {

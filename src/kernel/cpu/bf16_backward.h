@@ -142,7 +142,7 @@ class Bf16Backward : public BackwardEntry<Bf16Backward> {
         product_of_pairs<Start::zero>(dout + half * 8, kPairs * 8, v_rows_ + j * wide_v_, 32, wide_v_ / 4, dp_ + at,
                                       kPairs, nullptr);
       }
-    logits_.scale_early(scores_ + keys.begin * kPanel, scores_ + keys.end * kPanel);
+    logits_.scale_early<Neon>(scores_ + keys.begin * kPanel, scores_ + keys.end * kPanel);
     apply_mask_to_blocks(visible, keys.begin, keys.end, scores_);
     if (call_.softcap > 0)
       gradients<true>(r, panel, keys);

@@ -116,7 +116,7 @@ class Bf16Forward : public ForwardEntry<Bf16Forward> {
       for (Index half = 0; half < kPairs; half += 4)
         product_of_pairs<Start::zero>(q + half * 8, kPairs * 8, k_ + j * wide_k_, 32, wide_k_ / 4,
                                       scores_ + (j / 2 * kPairs + half) * 4, kPairs, nullptr);
-    logits_.scale_early(scores_ + begin * kPanel, scores_ + end * kPanel);
+    logits_.scale_early<Neon>(scores_ + begin * kPanel, scores_ + end * kPanel);
     apply_mask_to_blocks(visible, begin, end, scores_);
     softmax(p, begin, end);
     float* out = out_ + p * kPanel * wide_v_;

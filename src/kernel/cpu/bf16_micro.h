@@ -5,6 +5,7 @@
 #include <arm_neon.h>
 
 #include "kernel/cpu/arm/neon.h"
+#include "kernel/cpu/bf16_call.h"
 #include "kernel/cpu/elementwise.h"
 #include "kernel/cpu/micro.h"
 #include "kernel/cpu/panel.h"
@@ -12,8 +13,6 @@
 
 namespace weft::cpu {
 namespace {
-
-using Bits = std::uint16_t;  // of a bf16
 
 inline constexpr Index kPairs = kPanel / 2;  // row pairs of a panel
 
@@ -108,44 +107,6 @@ WEFT_INLINE void row_of_blocks(const float* blocks, Index pairs, Index row, Inde
     to[d + 1] = from[d / 2 * pairs * 4 + 1] * factor;
   }
 }
-
-// Pointers to rows of `wide` columns: the tensor's own where its width fits, copies padded with zeros where not.
-class RowPointers {
- public:
-  RowPointers(Bits* copies, Index wide) : copies_(copies), wide_(wide) {}
-  const Bits* row(const ConstTensorView& view, Index row, Index head, Index slot) {
-    const auto* from = reinterpret_cast<const Bits*>(view.at<bf16>(row, head));
-    if (view.dim == wide_) return from;
-    Bits* to = copies_ + slot * wide_;
-    for (Index i = 0; i < wide_; ++i) to[i] = i < view.dim ? from[i] : Bits{0};
-    return to;
-  }
-
- private:
-  Bits* copies_;
-  Index wide_;
-};
-
-// From products q·k to logits in units of log 2. A plain positive scale waits for the fused step before exp2 (`late`);
-// a softcap, or a negative scale, which would turn -inf into +inf, is applied before the mask.
-struct BlockLogits {
-  BlockLogits(float scale, float softcap)
-      : early(softcap > 0 ? scale / softcap
-              : scale > 0 ? 1.0f
-                          : scale * kLog2E),
-        late(softcap > 0 || !(scale > 0) ? 1.0f : scale * kLog2E),
-        size(softcap * kLog2E) {}
-
-  void scale_early(float* begin, float* end) const {
-    if (size == 0 && early == 1.0f) return;
-    for (float* at = begin; at < end; at += 4) {
-      const float32x4_t x = vmulq_n_f32(vld1q_f32(at), early);
-      vst1q_f32(at, size > 0 ? vmulq_n_f32(tanh<Neon>(x), size) : x);
-    }
-  }
-
-  float early, late, size;  // size: of the softcap, in units of log 2
-};
 
 // first and last key of each row pair, as block lanes {row 0, row 0, row 1, row 1}.
 WEFT_INLINE float32x4_t pair_lanes(const float* rows, Index pair) {

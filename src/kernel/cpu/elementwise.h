@@ -11,24 +11,30 @@ namespace weft::cpu {
 inline constexpr float kLog2E = 1.44269504088896341f;
 inline constexpr float kLn2 = 0.69314718055994531f;
 
-// 2^x for x <= 0 (and a little above); exactly 1 at 0, exactly 0 at -127 and below. Degree 5, fitted to the relative
-// error on [-1/2, 1/2] with the constant held at 1: 9e-8 before rounding. At -127 the polynomial is 1 and the exponent
-// falls to nothing: zero needs no comparison. NaN stays NaN.
-// Several at a time, step by step: the vectors' chains of fma run side by side whatever the compiler's order.
+// p = 2^x on [-1/2, 1/2]; exactly 1 at 0. Degree 5, fitted to the relative error with the constant held at 1: 9e-8
+// before rounding. Several at a time, step by step: the vectors' chains of fma run side by side whatever the compiler's
+// order.
+template <class S, int kCount>
+WEFT_INLINE void exp2_of_fraction(const typename S::V* x, typename S::V* p) {
+  constexpr float kTerms[] = {9.671513e-3f, 5.5507336e-2f, 0.24022242f, 0.693147f, 1.0f};
+  WEFT_UNROLL for (int i = 0; i < kCount; ++i) p[i] = S::all(1.3264728e-3f);
+  WEFT_UNROLL for (int k = 0; k < 5; ++k) {
+    WEFT_UNROLL for (int i = 0; i < kCount; ++i) p[i] = S::fma(p[i], x[i], S::all(kTerms[k]));
+  }
+}
+
+// 2^x for x <= 0 (and a little above); exactly 1 at 0, exactly 0 at -127 and below. At -127 the polynomial is 1 and the
+// exponent falls to nothing: zero needs no comparison. NaN stays NaN.
 template <class S, int kCount>
 WEFT_INLINE void exp2_or_zero(typename S::V* x) {
   using V = typename S::V;
-  constexpr float kTerms[] = {9.671513e-3f, 5.5507336e-2f, 0.24022242f, 0.693147f, 1.0f};
   const V low = S::all(-127.0f);
   const V magic = S::all(12582912.0f);  // 1.5·2^23: adding it leaves the rounded integer in the lowest bits
   V t[kCount], p[kCount];
   WEFT_UNROLL for (int i = 0; i < kCount; ++i) x[i] = S::max(x[i], low);
   WEFT_UNROLL for (int i = 0; i < kCount; ++i) t[i] = S::add(x[i], magic);
   WEFT_UNROLL for (int i = 0; i < kCount; ++i) x[i] = S::sub(x[i], S::sub(t[i], magic));
-  WEFT_UNROLL for (int i = 0; i < kCount; ++i) p[i] = S::all(1.3264728e-3f);
-  WEFT_UNROLL for (int k = 0; k < 5; ++k) {
-    WEFT_UNROLL for (int i = 0; i < kCount; ++i) p[i] = S::fma(p[i], x[i], S::all(kTerms[k]));
-  }
+  exp2_of_fraction<S, kCount>(x, p);
   WEFT_UNROLL for (int i = 0; i < kCount; ++i) x[i] = S::times_power_of_two(p[i], t[i]);
 }
 template <class S>

@@ -55,7 +55,7 @@ struct BackwardPart {
 struct Target {
   std::string_view name;  // "neon"
   std::string_view about;
-  bool (*runs_here)();                                            // does this machine have the instructions
+  bool (*runs_here)();  // does this machine have the instructions, and does its system allow them
   Index (*tile_rows)(const ForwardCall& call, Index group);       // query rows in a tile, for the largest group
   Index (*forward_scratch)(const ForwardCall& call, Index rows);  // floats, for `rows` stacked rows
   void (*forward_tile)(const ForwardCall& call, const ForwardTile& tile);
@@ -71,6 +71,7 @@ const Target& neon_bf16_target();    // aarch64
 const Target& avx2_target();         // x86_64
 const Target& avx512_target();       // x86_64
 const Target& avx512_bf16_target();  // x86_64
+const Target& amx_target();          // x86_64
 
 // The logit of a head's sink, -inf without one.
 float sink_logit_f32(const Sink& sink, Index head);

@@ -150,7 +150,8 @@ struct RowStatistics {
   float delta = 0;                                     // dout·out
 };
 
-// Statistics of a row of the backward; adds the row's part of the gradient of the sink. `room`: 2·wide floats.
+// Statistics of a row of the backward; adds the row's part of the gradient of the sink. `room`: 2·wide floats, where
+// wide is a multiple of the lanes.
 template <class S>
 WEFT_INLINE RowStatistics row_statistics(const KernelBackwardArgs& args, Index token, Index head, float* room,
                                          Index wide, float* dsink) {
@@ -159,7 +160,12 @@ WEFT_INLINE RowStatistics row_statistics(const KernelBackwardArgs& args, Index t
   float *out = room, *dout = room + wide, delta = 0;
   load_f32<S>(args.out, token, head, out, wide);
   load_f32<S>(args.dout, token, head, dout, wide);
-  for (Index i = 0; i < args.v.dim; ++i) delta += dout[i] * out[i];
+  // A sum in each lane: one chain of additions would take longer than a matrix unit does for the row.
+  typename S::V sum = S::zero();
+  for (Index i = 0; i < wide; i += S::kLanes) sum = S::fma(S::load(dout + i), S::load(out + i), sum);
+  float lanes[S::kLanes];
+  S::store(lanes, sum);
+  for (const float lane : lanes) delta += lane;
   if (sink != none) dsink[head] -= std::exp(sink - lse) * delta;
   if (lse == none) return {};
   return {lse * kLog2E, delta};

@@ -1,0 +1,41 @@
+// x86 with AMX (Sapphire Rapids and later): bf16 by tiles, f32 and f16 as AVX-512 does. Compiled with the flags of
+// both: nothing here may be called before runs_here().
+#ifdef __x86_64__
+
+#include <cpuid.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include "kernel/cpu/x86/amx.h"
+#include "kernel/cpu/x86/tile_target.h"
+
+namespace weft::cpu {
+namespace {
+
+// Linux lets a process use tiles only after it has asked, once for all of its threads; before 5.16 it never does.
+bool may_use_tiles() {
+  constexpr long kRequest = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
+  return syscall(SYS_arch_prctl, kRequest, kTileData) == 0;
+}
+
+bool has_amx() {
+  unsigned a = 0, b = 0, c = 0, d = 0;
+  if (!has_avx512() || __get_cpuid_count(7, 0, &a, &b, &c, &d) == 0) return false;
+  constexpr unsigned kBf16 = 1u << 22, kTiles = 1u << 24;
+  if ((d & kBf16) == 0 || (d & kTiles) == 0) return false;
+  constexpr unsigned kAvx512Bf16 = 1u << 5;
+  if (__get_cpuid_count(7, 1, &a, &b, &c, &d) == 0 || (a & kAvx512Bf16) == 0) return false;
+  static const bool may = may_use_tiles();
+  return may;
+}
+
+}  // namespace
+
+const Target& amx_target() {
+  static constexpr Target target = tile_target<AmxTiles>("amx", "AVX-512; bf16 by the tiles of AMX", &has_amx);
+  return target;
+}
+
+}  // namespace weft::cpu
+
+#endif
