@@ -85,7 +85,9 @@ namespace {
 std::unique_ptr<Memory> make_memory(const Place&) { refuse(); }
 void clear(const Place&, const TensorView&) { refuse(); }
 void add(const Place&, const TensorView&, const ConstTensorView&) { refuse(); }
-void merge(const Place&, const PartialView&, const PartialView&) { absent(); }
+void merge(const Place&, const TensorView&, RowState<float>*, const ConstTensorView&, const RowState<float>*) {
+  refuse();
+}
 void fill(const Place&, RowState<float>*, Index) { refuse(); }
 void fill(const Place&, double*, Index, double) { refuse(); }
 void sink_gradient(const Place&, const Sink&, const ConstTensorView&, const ConstTensorView&, const ConstTensorView&,

@@ -11,7 +11,6 @@
 #include "weft/attention.h"
 #include "weft/communicator.h"
 #include "weft/device.h"
-#include "weft/kernel.h"
 #include "weft/state.h"
 #include "weft/tensor.h"
 
@@ -27,7 +26,9 @@ std::unique_ptr<Memory> make_memory(const Place& place);
 void clear(const Place& place, const TensorView& view);                           // sets zeros
 void add(const Place& place, const TensorView& to, const ConstTensorView& from);  // f32 += f32, same shape
 void fill(const Place& place, RowState<float>* states, Index count);              // empty states
-void merge(const Place& place, const PartialView& to, const PartialView& from);   // f32 states of the same rows
+// Partial results of the same rows and heads, f32 [t, h, dim] with their states [t, h], into those of `sums`.
+void merge(const Place& place, const TensorView& sums, RowState<float>* states, const ConstTensorView& from,
+           const RowState<float>* from_states);
 void fill(const Place& place, double* numbers, Index count, double value);
 
 // -sum over rows of exp(sink - lse)·(out·dout), one number per head. Rows that see no key have out = 0, and their dout

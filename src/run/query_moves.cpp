@@ -49,7 +49,7 @@ PartialView rows_of(const PartialView& partial, Range rows) {
 }
 
 void merge(const Place& place, const PartialView& to, const PartialView& from) {
-  if (place.kind != DeviceKind::cpu) return device::merge(place, to, from);
+  if (place.kind != DeviceKind::cpu) return device::merge(place, to.sums, to.states, from.sums, from.states);
   if (to.states_f64 != nullptr)
     merge_rows(to.sums, to.states_f64, from.sums, from.states_f64);
   else

@@ -347,6 +347,17 @@ TEST(Source, RefusesWhatDoesNotFit) {
   for (const ScheduleKind kind : {ScheduleKind::all_gather, ScheduleKind::ring, ScheduleKind::all_to_all,
                                   ScheduleKind::hybrid, ScheduleKind::exact})
     EXPECT_FALSE(refusal({.schedule = kind, .source = true}));
+  run_ranks(2, [&](Communicator& comm) {
+    Executor executor(comm, make_schedule(problem, make_layouts(LayoutKind::zigzag, problem, 2), comm.rank(), {2, 2},
+                                          {.kind = ScheduleKind::mesh}));
+    const RankTensors<> t(8, 2, 8, 1);
+    const check::Tensor latent(DType::f32, 8, 1, kWidth);
+    RankArgs args = t.args();
+    const Source source{.rows = latent.view, .expand = [](const SourceRows&) { return KeyValueViews{}; }, .reduce = {}};
+    args.forward.source = &source;
+    args.forward.k = args.forward.v = {};
+    weft::expect_refusal([&] { executor.forward(args.forward); }, {"schedule mesh moves more than rows of K and V"});
+  });
 }
 
 }  // namespace

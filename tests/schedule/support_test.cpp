@@ -128,6 +128,7 @@ Meanings tensor_meanings() {
         {"scale", set(&Case::scale, 0.7)},
         {"device_plan, on a GPU", nothing},  // there: cuda/graph_test.cpp
         {"cu_seqlens on a GPU", nothing},
+        {"source in place of K and V", nothing},  // run/source_test.cpp
         {"bias", nothing},
         {"dropout", nothing}}}};
   for (const DType type : {DType::f32, DType::bf16, DType::f16, DType::f64, DType::f8_e4m3, DType::f8_e5m2})
@@ -233,6 +234,7 @@ void expect_refused(const Case& c, const SupportRow& row, const Refusal& words, 
   by_layout.dropout = 0;
   by_layout.device_plan = false;
   by_layout.device_lengths = false;
+  by_layout.source = false;
   if (refusal(by_layout))
     return expect_words(words, "make_schedule", [&] { make_schedule(problem, layouts, 0, heads, options); });
   if (row.use.device_lengths)
@@ -240,6 +242,7 @@ void expect_refused(const Case& c, const SupportRow& row, const Refusal& words, 
       capacity_schedule({.ranks = kRanks, .rank = 0, .q_rows = 8, .k_rows = 8}, heads, options);
     });
   if (row.use.device_plan) return;  // an executor's arguments have no such field
+  if (row.use.source) return;       // refused in run/source_test.cpp
   run_ranks(kRanks, [&](Communicator& communicator) {
     Executor executor(communicator, make_schedule(problem, layouts, communicator.rank(), heads, options));
     const test::RankTensors<> tensors(

@@ -94,7 +94,8 @@ SPECIAL = {
 }
 # Streams and devices are handles, not indices; ranks of spawn and all passes of tensors are tested by name elsewhere.
 HANDLES = {"stream", "device", "requires_grad"}
-LEFT_OUT = {"Ranks.__init__", "OneRank.forward", "OneRank.backward", "Executor.forward", "Executor.backward", "KvBuffer.forward",
+LEFT_OUT = {"Ranks.__init__", "OneRank.forward", "OneRank.backward", "Executor.forward", "Executor.backward",
+            "Executor.forward_source", "Executor.backward_source", "KvBuffer.forward",
             "KvBuffer.backward", "KvCache.attend", "Communicator.all_gather", "Communicator.exchange", "sequence_to_rank_order",
             "rank_to_sequence_order", "rank_plan", "KvBuffer.begin", "Executor.__init__",
             "array_at",  # an address, which only the caller knows

@@ -68,7 +68,7 @@ def keys_made_of_a_latent():
     inputs = [q.requires_grad_(), latent.requires_grad_(), weight]
     out = weft.torch.context_parallel_attention(q, *expand(latent, positions), PADDED, causal=True, one_rank=True)
     expected = [out.detach(), *torch.autograd.grad(out, inputs, dout)]
-    for how in SCHEDULES.values():
+    for how in (how for name, how in SCHEDULES.items() if "mesh" not in name):  # which is refused
         for layout in ("zigzag", "placed"):
             mine = [weft.torch.shard(x.detach(), PADDED, layout=layout).requires_grad_() for x in (q, latent)]
             out = weft.torch.context_parallel_attention(*mine, PADDED, causal=True, layout=layout, expand=expand, **how)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Any, Dict, Literal, Optional, Tuple, Union, overload
 
 import torch
@@ -156,8 +157,6 @@ def _read(packing: Any, mask: Any, group: Any, sink: Any, max_logit: bool, one_r
     return _how(mask, "" if one_rank else group, options), packing, sink
 
 
-# Calls back into Python in its midst: torch.compile breaks the graph there.
-@torch.compiler.disable
 def _expanded(q: Tensor, source: Any, v: Any, packing: Any, mask: Any, group: Any, sink: Any, statistics: Tuple[bool, bool],
               one_rank: bool, expand: expansion.Expand, given: Dict[str, Any]) -> Any:
     """The call with a source in the place of k, after which come the packing and the mask."""
@@ -180,6 +179,13 @@ def _expanded(q: Tensor, source: Any, v: Any, packing: Any, mask: Any, group: An
     results = expansion.attend(q, source, logits, whole, call_of(how), expand)
     found = [x for x, asked in zip(results, (True, return_lse, return_max_logit)) if asked]
     return found[0] if len(found) == 1 else tuple(found)
+
+
+@functools.lru_cache(None)
+def _eager() -> Any:
+    """_expanded, where torch.compile breaks the graph: it calls back into Python. Made when first called, because it imports
+    torch's compiler."""
+    return torch.compiler.disable(_expanded)
 
 
 @overload
@@ -252,7 +258,8 @@ def context_parallel_attention(  # type: ignore[misc]  # the third form has its 
     if not type(one_rank) is type(return_lse) is type(return_max_logit) is bool:
         _refuse_flags(one_rank=one_rank, return_lse=return_lse, return_max_logit=return_max_logit)
     if expand is not None:
-        return _expanded(q, k, v, packing, mask, group, sink, (return_lse, return_max_logit), one_rank, expand, given)
+        call = _eager() if torch.compiler.is_compiling() else _expanded
+        return call(q, k, v, packing, mask, group, sink, (return_lse, return_max_logit), one_rank, expand, given)
     if offsets.given_on_gpu(packing, given):
         found = offsets.offsets_of(packing, given)
         options = dict(in_own_words(given, group))

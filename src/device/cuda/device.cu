@@ -102,20 +102,20 @@ __global__ void add_elements(TensorView to, ConstTensorView from) {
 }
 
 // Sums first, states afterwards: all elements of a row and head need the states as they were.
-__global__ void merge_sums(PartialView to, PartialView from) {
-  each_element(to.sums.rows, to.sums.heads, to.sums.dim, [&](Index row, Index head, Index i) {
-    const Index n = row * to.sums.heads + head;
-    const RowState<float> a = to.states[n], b = from.states[n];
+__global__ void merge_sums(TensorView sums, const RowState<float>* states, ConstTensorView from,
+                           const RowState<float>* from_states) {
+  each_element(sums.rows, sums.heads, sums.dim, [&](Index row, Index head, Index i) {
+    const Index n = row * sums.heads + head;
+    const RowState<float> a = states[n], b = from_states[n];
     if (is_empty(b)) return;
-    float& sum = element<float>(to.sums, row, head)[i];
-    const float more = element<float>(from.sums, row, head)[i];
+    float& sum = element<float>(sums, row, head)[i];
+    const float more = element<float>(from, row, head)[i];
     sum = is_empty(a) ? more : merge(a, b)(sum, more);
   });
 }
-__global__ void merge_states(PartialView to, PartialView from) {
-  each_element(to.sums.rows, to.sums.heads, 1, [&](Index row, Index head, Index) {
-    const Index n = row * to.sums.heads + head;
-    if (!is_empty(from.states[n])) to.states[n] = merge(to.states[n], from.states[n]).state;
+__global__ void merge_states(RowState<float>* states, const RowState<float>* from, Index count) {
+  each_element(count, 1, 1, [&](Index n, Index, Index) {
+    if (!is_empty(from[n])) states[n] = merge(states[n], from[n]).state;
   });
 }
 
@@ -186,10 +186,12 @@ void clear(const Place& place, const TensorView& view) { launch(place, clear_ele
 void add(const Place& place, const TensorView& to, const ConstTensorView& from) {
   launch(place, add_elements, shape_of(to), to, from);
 }
-void merge(const Place& place, const PartialView& to, const PartialView& from) {
-  if (to.sums.rows == 0) return;
-  launch(place, merge_sums, shape_of(to.sums), to, from);
-  launch(place, merge_states, shape_of(to.sums.rows * to.sums.heads), to, from);
+void merge(const Place& place, const TensorView& sums, RowState<float>* states, const ConstTensorView& from,
+           const RowState<float>* from_states) {
+  if (sums.rows == 0) return;
+  const Index count = sums.rows * sums.heads;
+  launch(place, merge_sums, shape_of(sums), sums, states, from, from_states);
+  launch(place, merge_states, shape_of(count), states, from_states, count);
 }
 void fill(const Place& place, RowState<float>* states, Index count) {
   launch(place, fill_numbers<RowState<float>>, shape_of(count), states, count, RowState<float>{});
