@@ -108,8 +108,8 @@ FAULTS = [Fault(*fault[:4], *fault[4]) for fault in [
     ("rows that see keys on other ranks alone have no part in dsink", BACKWARD,
      "  if (!schedule.query_moves.empty()) return schedule.seeing;\n", "", MESH),
     # What a schedule says.
-    ("a rank of a mesh attends the queries of the next rank as those of the one before", "src/schedule/groups.h",
-     "floor_mod(s_.rank - part, size_)", "floor_mod(s_.rank + part, size_)", MESH),
+    ("a rank of a mesh attends other ranks' queries as if they were its own", "src/schedule/groups.h",
+     "s_.layouts.q.runs(owner(part))", "s_.layouts.q.runs(owner(0))", MESH),
     ("keys of a mesh are those of neighbours", "src/schedule/groups.h", "rank_order({peer(first), count, size_})",
      "rank_order({first, count, 1})", MESH),
     ("keys of all groups of a step come to one place", "src/schedule/build.cpp",
