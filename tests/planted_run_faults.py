@@ -233,7 +233,7 @@ CUDA_FAULTS = [Fault(*fault[:4], *fault[4]) for fault in [
     ("states that come home on a GPU are added as if their maxima were equal", DEVICE,
      "merge(a, b)(sum, more)", "sum + more", ON_GPU),
     ("the state of a row on a GPU stays as it was when another is merged into it", DEVICE,
-     "if (!is_empty(from.states[n])) to.states[n] = merge(to.states[n], from.states[n]).state;", "", ON_GPU),
+     "if (!is_empty(from[n])) states[n] = merge(states[n], from[n]).state;", "", ON_GPU),
     ("ranks' numbers on a GPU: the smallest is taken for the largest", DEVICE, "else if (next > value || isnan(next))",
      "else if (next < value)", ON_GPU),
     ("messages through the host are sent before they are packed", STAGED, "    WEFT_CUDA(cudaEventSynchronize(packed.get()));\n", "",
