@@ -75,6 +75,16 @@ def too_large(source):
             yield f"{folder.relative_to(source)} has {count} files, more than {MOST_FILES}: make folders of it"
 
 
+def unmerged(source):
+    """Marks that a merge leaves where two changes meet."""
+    pages = [*source.glob("*.md"), *(source / "docs").rglob("*.md")]
+    code = [file for folder in FOLDERS for file in (source / folder).rglob("*") if file.suffix in SUFFIXES]
+    for file in sorted({*pages, *code}):
+        for number, line in enumerate(file.read_text().splitlines(), 1):
+            if line.startswith(("<" * 7 + " ", ">" * 7 + " ")):
+                yield f"{file.relative_to(source)}:{number} is a mark of a merge: choose between the two"
+
+
 def main():
     args = argparse.ArgumentParser()
     args.add_argument("--source", required=True, type=pathlib.Path)
@@ -82,7 +92,7 @@ def main():
     rooms = list(ROOMS)
     cycles = [f"the table lets {room}/ include {to}/, which comes after it" for n, room in enumerate(rooms)
               for to in ROOMS[room] if rooms.index(to) >= n]
-    faults = [*cycles, *wrong_includes(source), *too_large(source)]
+    faults = [*cycles, *wrong_includes(source), *too_large(source), *unmerged(source)]
     print("\n".join(faults) or "includes point one way; folders and files are small")
     return 1 if faults else 0
 
