@@ -3,6 +3,7 @@
 #include "index.h"
 #include "schedule/build.h"
 #include "schedule/groups.h"
+#include "weft/error.h"
 #include "weft/support.h"
 
 namespace weft {
