@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <map>
+#include <tuple>
 
 #include "cost/outline_builder.h"
 #include "cost/patterns.h"
@@ -119,7 +120,7 @@ class JobOutline : private OutlineBuilder {
     TileCounter counter(group_of(heads), 1, costs_.rate());
     const double groups_of_heads = static_cast<double>(heads.q) / static_cast<double>(group_of(heads));
     struct MeshItem {
-      Index place = 0, step = 0, first_row = 0;
+      Index place = 0, step = 0, number = 0, first_row = 0;
       Slice slice;
     };
     std::vector<MeshItem> items;
@@ -130,11 +131,12 @@ class JobOutline : private OutlineBuilder {
           const Index source = s.k_begin / job_.layouts.k.rows(), place = source % spacing_;
           const Index part = floor_mod(place - member, spacing_);
           const Index n = mesh_step(part, floor_mod(group - source / spacing_, groups_));
-          items.push_back({place, n, (part - step(n).queries.begin) * job_.layouts.q.rows(), s});
+          items.push_back(
+              {place, n, static_cast<Index>(items.size()), (part - step(n).queries.begin) * job_.layouts.q.rows(), s});
         }
       }
-      std::stable_sort(items.begin(), items.end(), [](const MeshItem& a, const MeshItem& b) {
-        return a.place != b.place ? a.place < b.place : a.step < b.step;
+      std::sort(items.begin(), items.end(), [](const MeshItem& a, const MeshItem& b) {
+        return std::tie(a.place, a.step, a.number) < std::tie(b.place, b.step, b.number);
       });
       for (Index place = 0, n = 0; place < spacing_; ++place) {
         std::vector<TileWork> by_step(at(steps()));

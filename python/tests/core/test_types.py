@@ -24,6 +24,7 @@ cu = cu_seqlens = [0, 7, 16]
 input_ids = torch.zeros(16, dtype=torch.int64)
 packing, mask, full, window = weft.Packing(cu), weft.Mask(causal=True), weft.Mask(), weft.Mask(causal=True, window=(4, 0))
 name, this_rank, model, x = "model", 0, torch.nn.Linear(8, 8), torch.zeros(16, 8)
+latent = rotated_rope = x
 def one_of_many() -> weft.Communicator: raise NotImplementedError
 def train(group: weft.Communicator) -> float: return 0.0
 def one_group() -> dist.ProcessGroup: raise NotImplementedError
