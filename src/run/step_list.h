@@ -13,6 +13,7 @@ namespace weft::run {
 class StepList {
  public:
   // All steps. Not explicit, so that a schedule stands for its steps; it must outlive the list.
+  // NOLINTNEXTLINE(google-explicit-constructor)
   StepList(const Schedule& schedule)
       : steps_(schedule.steps), plans_(schedule.plans), own_queries_(schedule.q_rows * schedule.ulysses()) {
     count_moves();
