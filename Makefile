@@ -44,13 +44,15 @@ pictures:
 	tools/support.py build/release/weft > build/support.md && mv build/support.md docs/support.md
 
 docs:
-	tools/setup.sh build test docs
+	tools/setup.sh build test run docs
 	$(call built,release) --target weft_python weft_stub
 	.venv/bin/python tools/docs/site.py
 
+# What only runs (torch, a browser) is installed while the compiler is at work.
 test:
 	tools/setup.sh build test
-	$(call built,release)
+	tools/setup.sh run & setup=$$!; ($(call built,release)); built=$$?; wait $$setup && exit $$built
+	cmake --preset release > build/configured.log || { cat build/configured.log; exit 1; }
 	$(CTEST) --test-dir build/release -LE 'long|soak'
 
 # What make test leaves out. All builds first, then one ctest over all of them: long tests of one build run beside those
@@ -59,7 +61,7 @@ test-all: test docs test-long
 
 # SKIP: tests that are left out, a regular expression.
 test-long:
-	tools/setup.sh build mpi test full
+	tools/setup.sh build mpi test run full
 	$(call built,release)
 	$(call built,asan)
 	$(call built,tsan)
@@ -73,23 +75,23 @@ endif
 	$(CTEST) --test-dir build -L long -LE soak $(if $(SKIP),-E '$(SKIP)')
 
 test-release test-asan test-tsan test-cuda: test-%:
-	tools/setup.sh build mpi test full
+	tools/setup.sh build mpi test run full
 	$(call built,$*)
 	$(CTEST) --test-dir build/$* -LE soak
 
 fuzz:
-	tools/setup.sh build test full
+	tools/setup.sh build test run full
 	$(call built,asan)
 	set -e; for f in build/asan/tests/fuzz_*; do if [ -x "$$f" ] && [ -f "$$f" ]; then \
 	  WEFT_FUZZ_SECONDS=$(or $(SECONDS),1800) tests/fuzz/run.sh "$$f"; fi; done
 
 soak:
-	tools/setup.sh build mpi test
+	tools/setup.sh build mpi test run
 	$(call built,release)
 	$(CTEST) --test-dir build/release -L soak
 
 mutants:
-	tools/setup.sh build test
+	tools/setup.sh build test run
 	cmake --preset mutants && cmake --build --preset mutants
 	python3 tools/mutate/mutate.py --jobs $(JOBS)
 
@@ -114,16 +116,16 @@ bench:
 	set -e; for b in build/release/bench/mpi/*; do if [ -x "$$b" ]; then echo "== $$b"; tools/mpirun.sh -np 2 "$$b"; fi; done
 
 format:
-	tools/setup.sh build test lint
+	tools/setup.sh build test run lint
 	clang-format-19 -i $(SOURCES)
 	.venv/bin/ruff check --fix python examples bench tools tests
 
 lint:
-	tools/setup.sh build mpi test bench lint
+	tools/setup.sh build mpi test run bench lint
 	tools/lint.sh
 
 lint-all:
-	tools/setup.sh build mpi test bench lint
+	tools/setup.sh build mpi test run bench lint
 	tools/lint.sh --all
 
 clean:

@@ -2,14 +2,15 @@
 # Installs what is missing, and nothing when nothing is.
 #   tools/setup.sh build            what `make demo` needs
 #   tools/setup.sh build mpi        ... `make build`
-#   tools/setup.sh build test       ... `make test` (also makes .venv)
-#   tools/setup.sh build mpi test full ... `make test-all`
+#   tools/setup.sh build test       ... to build the tests (also makes .venv)
+#   tools/setup.sh build test run   ... `make test`
+#   tools/setup.sh build mpi test run full ... `make test-all`
 #   tools/setup.sh build wheels     ... `make wheels`
 #   tools/setup.sh build mpi bench peer ... `make bench` (also makes .venv)
 #   tools/setup.sh build avx2       ... `make test-avx2` on a machine that is not x86_64
-#   tools/setup.sh build test lint  ... `make lint`
-#   tools/setup.sh build test docs  ... `make docs`
-#   groups: build mpi test full wheels bench peer avx2 lint docs   (tools/packages.txt says which package is in which)
+#   tools/setup.sh build test run lint ... `make lint`
+#   tools/setup.sh build test run docs ... `make docs`
+#   groups: build mpi test run full wheels bench peer avx2 lint docs   (tools/packages.txt says which package is in which)
 set -euo pipefail
 cd "$(dirname "$0")/.."
 [ $# -gt 0 ] || set -- build
@@ -18,14 +19,15 @@ die() { printf 'setup: %s\n' "$*" >&2; exit 1; }
 wanted=""
 for group in "$@"; do
   case $group in
-    build | mpi | test | full | wheels | bench | peer | avx2 | lint | docs) ;;
-    *) die "unknown group '$group'; groups: build mpi test full wheels bench peer avx2 lint docs" ;;
+    build | mpi | test | run | full | wheels | bench | peer | avx2 | lint | docs) ;;
+    *) die "unknown group '$group'; groups: build mpi test run full wheels bench peer avx2 lint docs" ;;
   esac
   while read -r package in _; do
     if [ "$in" = "$group" ]; then wanted="$wanted $package"; fi
   done < tools/packages.txt
 done
-has() { case " $* " in *" $group "*) return 0 ;; *) return 1 ;; esac; }
+groups=" $* "
+asked() { case "$groups" in *" $1 "*) return 0 ;; *) return 1 ;; esac; }
 
 if command -v apt-get > /dev/null && command -v dpkg-query > /dev/null; then
   # One question for all packages; those it does not know are missing.
@@ -54,11 +56,11 @@ if command -v apt-get > /dev/null && command -v dpkg-query > /dev/null; then
   fi
 else
   tools="c++ cmake ninja"
-  group=test; if has "$@"; then tools="$tools python3"; fi
-  group=full; if has "$@"; then tools="$tools clang++-19"; fi
-  group=peer; if has "$@"; then tools="$tools python3"; fi
-  group=avx2; if has "$@"; then tools="$tools x86_64-linux-gnu-g++ qemu-x86_64"; fi
-  group=lint; if has "$@"; then tools="$tools git clang-format-19 clang-tidy-19"; fi
+  if asked test; then tools="$tools python3"; fi
+  if asked full; then tools="$tools clang++-19"; fi
+  if asked peer; then tools="$tools python3"; fi
+  if asked avx2; then tools="$tools x86_64-linux-gnu-g++ qemu-x86_64"; fi
+  if asked lint; then tools="$tools git clang-format-19 clang-tidy-19"; fi
   absent=""
   for tool in $tools; do command -v "$tool" > /dev/null || absent="$absent $tool"; done
   echo "setup: no apt-get here; needed, by their Debian names:$wanted"
@@ -76,16 +78,17 @@ pip_install() {
   printf '%s\n' "$want" > ".venv/$1"
 }
 
-# .venv: what tests in Python need, and everything that the Python package is built, tested and compared with. torch is
+# .venv: what the Python module is built with and, in group `run`, everything that it is tested and compared with. torch is
 # the large one: PyPI's build for aarch64 is for CPUs alone (100 MB to fetch), the one for x86_64 (900 MB) is linked with gigabytes
 # of CUDA's libraries, which tools/cuda_stand_ins.py replaces on a machine without a GPU.
-group=test
-if has "$@" || { group=peer; has "$@"; }; then
+if asked test || asked run || asked peer; then
   if ! [ -x .venv/bin/python ] ||
     [ "$(cat .venv/requirements.sha256 2> /dev/null)" != "$(sha256sum tools/requirements.txt)" ]; then
     python3 -m venv --clear .venv
   fi
   pip_install requirements.sha256 tools/requirements.txt
+fi
+if asked run || asked peer; then
   if [ "$(uname -m)" = x86_64 ] && ! nvidia-smi -L > /dev/null 2>&1; then
     # All that torch asks for is in the lists, but for CUDA.
     pip_install requirements-python.sha256 tools/requirements-python.txt --no-deps
@@ -98,10 +101,7 @@ if has "$@" || { group=peer; has "$@"; }; then
   else
     pip_install requirements-python.sha256 tools/requirements-python.txt
   fi
-  group=full
-  if has "$@"; then pip_install requirements-trl.sha256 tools/requirements-trl.txt --no-deps; fi
-  group=lint
-  if has "$@"; then pip_install requirements-lint.sha256 tools/requirements-lint.txt; fi
-  group=docs
-  if has "$@"; then pip_install requirements-docs.sha256 tools/requirements-docs.txt; fi
+  if asked full; then pip_install requirements-trl.sha256 tools/requirements-trl.txt --no-deps; fi
+  if asked lint; then pip_install requirements-lint.sha256 tools/requirements-lint.txt; fi
+  if asked docs; then pip_install requirements-docs.sha256 tools/requirements-docs.txt; fi
 fi

@@ -439,6 +439,7 @@ def test_the_module_exports_its_entry_alone():
     assert [line.split()[-1] for line in said.splitlines() if line.split()[-2] == "T"] == ["PyInit__core"]
 
 
+@pytest.mark.long
 def test_importing_weft_torch_does_not_import_its_compiler():
     pytest.importorskip("torch")
     code = "import sys, weft.torch; print('torch._dynamo' in sys.modules)"

@@ -100,16 +100,27 @@ except weft.Error:
     child.wait()
 
 
+OF_RANKS = '{"weft_flight":1,"rank":%s,"ranks":%s,"comm":"x","pid":1,"time":0,"calls":[]}'
+
+
+def assert_refused(file, text):
+    file.write_text(text)
+    code, said = explain(file)
+    assert code == 2 and "Traceback" not in said and len(said) < 600, (text, said)
+
+
 def test_what_cannot_be_is_refused(tmp_path):
     with pytest.raises(weft.Error, match="cannot be written"):
         weft.flight.keep(tmp_path / "nowhere" / "file")
     with pytest.raises(weft.Error, match="signal"):
         weft.flight.keep(tmp_path / "file", signal=signal.SIGKILL)
-    of = '{"weft_flight":1,"rank":%s,"ranks":%s,"comm":"x","pid":1,"time":0,"calls":[]}'
-    for text in ("", "[]", "{}", '{"weft_flight":2}', of % (9, 4), of % (0, "1e99"), "\x00" * 50):
-        (tmp_path / "file").write_text(text)
-        code, said = explain(tmp_path / "file")
-        assert code == 2 and "Traceback" not in said and len(said) < 600, (text, said)
+    assert_refused(tmp_path / "file", OF_RANKS % (9, 4))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"weft_flight":2}', OF_RANKS % (0, "1e99"), "\x00" * 50])
+def test_other_files_are_refused(tmp_path, text):
+    assert_refused(tmp_path / "file", text)
 
 
 def test_nothing_of_a_record_becomes_html(tmp_path):

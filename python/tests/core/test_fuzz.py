@@ -66,7 +66,7 @@ def right(r, q, k, v, cu, causal):
 def test_any_arrays():
     computed = []
 
-    @examples(400)
+    @examples(150)
     @given(st.data())
     def one(data):
         heads_k = data.draw(st.integers(1, 2))
@@ -110,7 +110,7 @@ def lists(draw):
     return values
 
 
-@examples(300)
+@examples(120)
 @given(st.data())
 def test_any_numbers(data):
     one = lambda of: (data.draw(st.integers(0, 2)) == 0 and {of: data.draw(lists())}) or {}
@@ -138,7 +138,7 @@ def test_any_numbers(data):
     assert not finite or not np.isnan(r.out).any() or "sink" in options
 
 
-@examples(300)
+@examples(120)
 @given(st.one_of(st.binary(max_size=200), st.text(max_size=200), st.lists(st.integers(), max_size=4), st.none()))
 def test_any_machine(text):
     try:

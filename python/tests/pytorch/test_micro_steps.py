@@ -53,14 +53,16 @@ def same(got, want, loss=1e-6, gradients=1e-5):
 
 @pytest.mark.parametrize("drop", [False, True], ids=["kept", "dropped"])
 @pytest.mark.parametrize("recompute", [False, True], ids=["", "recomputed"])
-@pytest.mark.parametrize("micros", [1, 2, 4, 5])
+@pytest.mark.parametrize("micros", [1, 2, pytest.param(4, marks=pytest.mark.long), 5])
 def test_a_decoder_is_its_whole_run(micros, recompute, drop):
     same(run(micros, recompute=recompute, drop=drop), whole())
 
 
 @pytest.mark.parametrize("how", [
-    dict(saved="layer"), dict(saved="reentrant"), dict(saved="layer", recompute=False, drop=True),
-    dict(saved="reentrant", recompute=False), dict(batches=3), dict(batches=2, drop=True, saved="layer"),
+    dict(saved="layer"), pytest.param(dict(saved="reentrant"), marks=pytest.mark.long),
+    dict(saved="layer", recompute=False, drop=True),
+    pytest.param(dict(saved="reentrant", recompute=False), marks=pytest.mark.long),
+    pytest.param(dict(batches=3), marks=pytest.mark.long), dict(batches=2, drop=True, saved="layer"),
     dict(even_work=weft.Mask(causal=True))], ids=str)
 def test_checkpoints_and_several_micro_batches(how):
     same(run(4, **how), whole())

@@ -1,4 +1,4 @@
-"""Training on four ranks is training on one: the loss, every gradient, and where fifty steps lead."""
+"""Training on four ranks is training on one: the loss, every gradient and, in the long part, where fifty steps lead."""
 
 import subprocess
 import sys
@@ -17,7 +17,7 @@ def trained(folder, *schedules):
 
 @pytest.fixture(scope="module")
 def four_ranks(tmp_path_factory):
-    return trained(tmp_path_factory.mktemp("train"), "all_gather")
+    return trained(tmp_path_factory.mktemp("train"))
 
 
 @pytest.fixture(scope="module")
@@ -35,10 +35,6 @@ def test_loss_and_gradients(four_ranks, one_rank, schedule, recomputed):
         difference = gradients[name] - expected
         assert difference.norm() <= 1e-5 * expected.norm(), name
         assert difference.abs().max() <= 1e-5 * expected.abs().max(), name
-
-
-def test_fifty_steps(four_ranks, one_rank):
-    assert_learned(four_ranks["all_gather"][0], one_rank)
 
 
 @pytest.mark.long

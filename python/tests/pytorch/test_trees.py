@@ -198,7 +198,7 @@ def check_against_alone(seed, ranks, settings):
             assert worst(got, want) <= TOLERANCE, (seed, settings)
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 4])
+@pytest.mark.parametrize("ranks", [1, 2, pytest.param(4, marks=pytest.mark.long)])
 def test_a_decoder_on_trees(ranks):
     """Loss and gradients of two layers, one with a window, are those of the sequences one by one, to 1e-10."""
     for seed, settings in enumerate(SETTINGS[:1] if ranks == 1 else SETTINGS[:4 if ranks == 2 else 2]):

@@ -138,6 +138,9 @@ const std::vector<GpuCase>& gpu_cases() {
       {"width-128", "", {.lengths = {8192}, .heads_q = 16, .heads_k = 4}},
       {"width-192", "", {.lengths = {8192}, .heads_q = 16, .heads_k = 16}, 192, 128},
       {"width-256", "", {.lengths = {8192}, .heads_q = 16, .heads_k = 4}, 256},
+      // Multi-head latent attention: keys and values of all heads.
+      {"mla-packed", "", {.lengths = kPacked, .heads_q = 128, .heads_k = 128}, 192, 128},
+      {"documents-of-32", "", {.lengths = repeated({{2048, 32}})}},
       {"ring-rank-of-8", "", by_steps(of_rank(3, 8, kPacked), ring)},
       {"ring-1-rank-of-8", "", by_steps(of_rank(3, 8, kPacked), ring_1)},
       {"exact-rank-of-8", "", by_steps(of_rank(3, 8, kPacked), exact_2)},

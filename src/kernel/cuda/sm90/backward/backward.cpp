@@ -47,8 +47,8 @@ struct CachedWork {
              cudaStream_t stream) {
     enum : Index { kBackward = 2 };
     if (args.device_plan == nullptr) {
-      sizes = {kBackward,  args.q.rows,     args.k.rows, args.q.heads,      args.k.heads,
-               shape.keys, shape.log2_rows, log2_heads,  dq_tiles_per_item, args.add_keys ? 1 : 0};
+      sizes = {kBackward,       args.q.rows, args.k.rows,       args.q.heads,          args.k.heads, shape.keys,
+               shape.log2_rows, log2_heads,  dq_tiles_per_item, args.add_keys ? 1 : 0, shape.dim_qk};
       if (args.steps != nullptr)
         for (const Range& r : args.steps->rows) sizes.insert(sizes.end(), {r.begin, r.end});
       key = {args.slices, args.attention.head_map, sizes};
@@ -263,10 +263,11 @@ void backward(const KernelBackwardArgs& given) {
     params.k = tensor_map(k.view(), 1, shape.keys);
     params.v = tensor_map(v.view(), 1, shape.keys);
   }
-  const auto products = shares_keys(width) ? select_16bit(dtype, &run_backward_wide<Bf16>, &run_backward_wide<F16>)
-                                           : select_16bit(dtype, &run_backward<Bf16>, &run_backward<F16>);
   const KeyParts parts(work, args, shape, params, stream);
-  products(width, params, stream);
+  if (shares_keys(width))
+    select_16bit(dtype, &run_backward_wide<Bf16>, &run_backward_wide<F16>)(params, stream);
+  else
+    select_16bit(dtype, &run_backward<Bf16>, &run_backward<F16>)(width, params, stream);
   dk.finish();
   dv.finish();
   parts.sum(stream);

@@ -137,6 +137,10 @@ struct BackwardConsumer {
   // The ping-pong slots of two consumers.
   __device__ __forceinline__ void wait_for_slot() const { bar_sync(1 + warpgroup, 256); }
   __device__ __forceinline__ void pass_slot() const { bar_arrive(2 - warpgroup, 256); }
+  // Before the first item.
+  __device__ __forceinline__ void open_slots() const {
+    if (warpgroup == 1) pass_slot();
+  }
 
   // dQ of the last step, once the other consumer has stored its dS.
   __device__ __forceinline__ void mma_last_dq(float (&dq)[kOwn / 2]) const {
@@ -163,7 +167,6 @@ struct BackwardConsumer {
   // All items. `attend` processes an item's rows; `end` is called when there is no more work.
   template <class Attend, class End>
   __device__ __forceinline__ void each_item(const Attend& attend, const End& end) {
-    if (kShape.consumers == 2 && warpgroup == 1) bar_arrive(1, 256);  // opens the slot of the first consumer
     for (;; keys.advance()) {
       mbarrier_wait(shared.keys_full(keys.index), keys.phase);
       const int flags = SharedItem::read(shared.item(keys.index)).flags;

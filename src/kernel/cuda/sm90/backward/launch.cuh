@@ -1,5 +1,5 @@
-// The backward kernel up to 128 columns. One persistent launch has as many blocks as SMs, and each block claims items
-// until none are left.
+// The backward kernel up to 192 columns (V: 128). One persistent launch has as many blocks as SMs, and each block
+// claims items until none are left.
 //
 // An item is 128 keys of one K/V head (192 at 64 columns); the block iterates over all query rows that see them, for
 // all heads of the group. dK and dV stay in registers, are written once, and have the same bits on every run.
@@ -15,6 +15,7 @@
 #include <type_traits>
 
 #include "cuda/launch.h"
+#include "kernel/cuda/sm90/backward/half_tiles.cuh"
 #include "kernel/cuda/sm90/backward/one_slot.cuh"
 #include "kernel/cuda/sm90/backward/three_warpgroups.cuh"
 #include "kernel/cuda/sm90/backward/two_slots.cuh"
@@ -33,10 +34,14 @@ __global__ void __launch_bounds__(backward_shape(kWidth).threads(), 1)
   } else {
     constexpr BackwardShape kShape = backward_shape(kWidth, kDq);
     setmaxnreg_inc<kShape.consumer_registers()>();
-    using Two = std::conditional_t<has_one_slot(kWidth, kDq), OneSlot<N, kWidth, kSoftcap, kDq>,
-                                   TwoSlots<N, kWidth, kSoftcap, kDq>>;
-    using Consumer = std::conditional_t<kShape.consumers == 3, ThreeWarpgroups<N, kWidth, kDq>, Two>;
-    Consumer(params, shared, warpgroup - 1).run();
+    if constexpr (kShape.consumers == 3)
+      ThreeWarpgroups<N, kWidth, kDq>(params, shared, warpgroup - 1).run();
+    else if constexpr (kWidth == Width::w192_128)
+      HalfTiles<N, kWidth, kSoftcap, kDq>(params, shared, warpgroup - 1).run();
+    else if constexpr (has_one_slot(kWidth, kDq))
+      OneSlot<N, kWidth, kSoftcap, kDq>(params, shared, warpgroup - 1).run();
+    else
+      TwoSlots<N, kWidth, kSoftcap, kDq>(params, shared, warpgroup - 1).run();
   }
 #else
   __trap();  // compiled for another GPU; the registry never launches it there
@@ -45,13 +50,15 @@ __global__ void __launch_bounds__(backward_shape(kWidth).threads(), 1)
 
 template <class N, Width kWidth, bool kSoftcap>
 void launch_backward(const BackwardParams& params, cudaStream_t stream) {
-  constexpr int kOrderedDq = backward_shape(kWidth, Dq::ordered).shared_bytes_ordered(),
-                kUnordered = backward_shape(kWidth, Dq::atomic).shared_bytes();
+  constexpr BackwardShape kOrderedShape = backward_shape(kWidth, Dq::ordered);
+  constexpr int kUnordered = backward_shape(kWidth, Dq::atomic).shared_bytes(),
+                kOrderedDq = kOrderedShape.fits_ordered_dq() ? kOrderedShape.shared_bytes_ordered() : 0;
   static_assert(max_of(kOrderedDq, kUnordered) <= 227 * 1024);
   const bool ordered_dq = params.additions != nullptr;
-  const auto kernel = ordered_dq                  ? &backward_kernel<N, kWidth, kSoftcap, Dq::ordered>
-                      : params.dq_sums != nullptr ? &backward_kernel<N, kWidth, kSoftcap, Dq::atomic>
-                                                  : &backward_kernel<N, kWidth, kSoftcap, Dq::separate_kernel>;
+  auto kernel = params.dq_sums != nullptr ? &backward_kernel<N, kWidth, kSoftcap, Dq::atomic>
+                                          : &backward_kernel<N, kWidth, kSoftcap, Dq::separate_kernel>;
+  if constexpr (kOrderedShape.fits_ordered_dq())
+    if (ordered_dq) kernel = &backward_kernel<N, kWidth, kSoftcap, Dq::ordered>;
   launch(
       kernel,
       {dim3(static_cast<unsigned>(min(max(params.keys.active, params.unseen_tiles) * params.heads_k, params.sm_count))),
@@ -62,12 +69,15 @@ void launch_backward(const BackwardParams& params, cudaStream_t stream) {
 
 template <class N>
 void run_backward(Width width, const BackwardParams& params, cudaStream_t stream) {
+  const bool softcap = params.scores.softcap_scale != 0;
   if (width == Width::w64)
     launch_backward<N, Width::w64, false>(params, stream);
-  else if (params.scores.softcap_scale == 0)
-    launch_backward<N, Width::w128, false>(params, stream);
+  else if (width == Width::w128)
+    softcap ? launch_backward<N, Width::w128, true>(params, stream)
+            : launch_backward<N, Width::w128, false>(params, stream);
   else
-    launch_backward<N, Width::w128, true>(params, stream);
+    softcap ? launch_backward<N, Width::w192_128, true>(params, stream)
+            : launch_backward<N, Width::w192_128, false>(params, stream);
 }
 
 }  // namespace weft::cuda::sm90

@@ -25,6 +25,7 @@ struct OneSlot : BackwardConsumer<N, kWidth, kDq> {
   __device__ __forceinline__ OneSlot(const BackwardParams& c, const BackwardSharedMemory<kWidth, kDq>& sh, int g)
       : Base(c, sh, g) {}
   __device__ __forceinline__ void run() {
+    this->open_slots();
     this->each_item([&] { attend(); }, [] {});
   }
 

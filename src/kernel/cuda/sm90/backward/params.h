@@ -82,9 +82,9 @@ struct BackwardParams {
 };
 template <class N>  // Bf16 or F16
 void run_backward(Width width, const BackwardParams& params, cudaStream_t stream);
-// The same for widths above 128.
+// The same for Width::w256.
 template <class N>
-void run_backward_wide(Width width, const BackwardParams& params, cudaStream_t stream);
+void run_backward_wide(const BackwardParams& params, cudaStream_t stream);
 
 struct DqItem {
   int begin, end;   // range of rows

@@ -48,8 +48,8 @@ struct BackwardShape {
     return tile_bytes() + stages * (2 * statistics_bytes() + kStepBytes) + key_buffers * kItemBytes +
            8 * (3 * key_buffers + 6 * stages + 2 * ds_buffers());
   }
-  // Dq::ordered adds the parts of dQ, their order numbers and mbarriers; buffers of P leave no room for them.
-  WEFT_HD constexpr bool fits_ordered_dq() const { return p_buffers == 0; }
+  // Dq::ordered adds the parts of dQ, their order numbers and mbarriers, for which there is room up to 128 columns.
+  WEFT_HD constexpr bool fits_ordered_dq() const { return dim_qk <= 128; }
   WEFT_HD constexpr int parts_at() const { return (shared_bytes() + 127) / 128 * 128; }
   WEFT_HD constexpr int shared_bytes_ordered() const {
     return parts_at() + consumers * parts() * (kPartBytes + 8 * 2) + 8 * kVisits;
@@ -83,10 +83,10 @@ WEFT_HD constexpr BackwardShape backward_shape(Width w, Dq dq = Dq::separate_ker
     case Width::w192_128:
       return {.dim_qk = 192,
               .dim_v = 128,
-              .keys = 64,  // dK and dV of 64 keys fill the registers of both consumers
+              .keys = 128,  // dK and dV take 96 + 64 registers, S and dP of half a tile's rows 2·16 (half_tiles.cuh)
               .log2_rows = 6,
-              .stages = 2,
-              .p_buffers = 2,
+              .stages = 2,  // 193 KiB
+              .p_buffers = 0,
               .consumers = 2,
               .key_buffers = 1};
     default:
@@ -101,7 +101,7 @@ WEFT_HD constexpr BackwardShape backward_shape(Width w, Dq dq = Dq::separate_ker
   }
 }
 // Widths whose dK and dV of 64 keys fill the registers of both consumers, which then share the keys (wide.cuh).
-WEFT_HD constexpr bool shares_keys(Width w) { return w == Width::w192_128 || w == Width::w256; }
+WEFT_HD constexpr bool shares_keys(Width w) { return w == Width::w256; }
 
 // Where the statistics of a tile's row lie: a consumer lane has rows 8n + 2q and 8n + 2q + 1, and loads those of two n
 // with one instruction.
@@ -135,10 +135,11 @@ struct DqShape {
   WEFT_HD constexpr int shared_bytes() const { return tile_bytes() + stages * kStepBytes + 8 * (1 + 3 * stages); }
 };
 WEFT_HD constexpr DqShape dq_shape(Width w) {
-  return {.dim_qk = backward_shape(w).dim_qk,
-          .dim_v = backward_shape(w).dim_v,
-          .keys = shares_keys(w) ? 64 : 128,    // S, dP and dS of 128 keys beside dQ fit up to 128 columns
-          .stages = w == Width::w256 ? 1 : 2};  // Q and dO take 128 KiB at 256 columns, a stage 64 KiB
+  return {
+      .dim_qk = backward_shape(w).dim_qk,
+      .dim_v = backward_shape(w).dim_v,
+      .keys = backward_shape(w).dim_qk > 128 ? 64 : 128,  // S, dP and dS of 128 keys beside dQ fit up to 128 columns
+      .stages = w == Width::w256 ? 1 : 2};                // Q and dO take 128 KiB at 256 columns, a stage 64 KiB
 }
 // Query tiles of the backward that are one tile of the dQ kernel.
 WEFT_HD constexpr int dq_tiles_per_item(Width w) { return DqShape::kRows / backward_shape(w).rows(); }

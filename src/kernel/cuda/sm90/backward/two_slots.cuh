@@ -21,6 +21,7 @@ struct TwoSlots : BackwardConsumer<N, kWidth, kDq> {
   using Statistics = PrefetchedStatistics<kSoftcap ? 0 : 4>;
 
   __device__ __forceinline__ void run() {
+    this->open_slots();
     this->each_item([&] { attend(); },
                     [&] {
                       // Ends the adding thread too, after it has added the previous part.

@@ -1,5 +1,5 @@
-// The backward kernel for 192 (V: 128) and 256 columns: as launch.cuh, but with other consumers. An item is 64 keys,
-// because their dK and dV fill the registers of both consumers.
+// The backward kernel for 256 columns: as launch.cuh, but with other consumers. An item is 64 keys, because their dK
+// and dV fill the registers of both consumers.
 //
 // Both consumers have the same keys. Of S^T = K·Q^T and dP^T = V·dO^T each computes half of a tile's rows, and leaves
 // P^T and dS^T in shared memory. When both have, each computes some columns of dV, dK and dQ, in boxes of 64. That is
@@ -18,27 +18,15 @@
 
 namespace weft::cuda::sm90 {
 
-// Boxes of columns that a consumer computes; the second consumer's follow the first one's.
-struct ColumnSplit {
-  int dk, dv, dq;
-};
-__host__ __device__ constexpr ColumnSplit column_split(Width w, int warpgroup) {
-  if (w == Width::w256) return {2, 2, 2};
-  return warpgroup == 0 ? ColumnSplit{2, 1, 1} : ColumnSplit{1, 1, 2};
-}
-
-// kWarpgroup: whose columns they are. Where both consumers have as many, the same code runs for both.
-template <class N, Width kWidth, bool kSoftcap, Dq kDq, int kWarpgroup>
+template <class N, bool kSoftcap, Dq kDq>
 struct WideConsumer {
+  static constexpr Width kWidth = Width::w256;
   static constexpr BackwardShape kShape = backward_shape(kWidth);
-  static constexpr ColumnSplit kColumnSplit = column_split(kWidth, kWarpgroup), kFirst = column_split(kWidth, 0);
+  static constexpr int kBoxes = 2;  // boxes of columns of dK, dV and dQ that a consumer computes, one after another
   static constexpr bool kBf16 = std::is_same_v<N, Bf16>, kComputesDq = kDq != Dq::separate_kernel;
   static constexpr int kDimQk = kShape.dim_qk, kDimV = kShape.dim_v, kRows = 64, kKeys = 64, kOwnRows = 32,
                        kSize = kOwnRows / 2;
-  // dK and dV leave S and dP only the registers that dQ is added from. So S comes before the pending additions, and dQ
-  // after P, when they are done.
-  static constexpr bool kFull = kColumnSplit.dk + kColumnSplit.dv == 4;
-  static constexpr int kLastBox = kColumnSplit.dq - 1;  // last box of dQ
+  static constexpr int kLastBox = kBoxes - 1;  // last box of dQ
   using Statistics = PrefetchedStatistics<kSoftcap ? 0 : 2>;
   static constexpr unsigned kBox = 64 * 128;  // bytes of 64 rows or keys
   static_assert(kShape.rows() == kRows && kShape.keys == kKeys && kShape.stages == 2 && kShape.p_buffers == 2);
@@ -46,7 +34,7 @@ struct WideConsumer {
   const BackwardParams& params;
   const BackwardSharedMemory<kWidth, kDq> shared;
   const int warpgroup;  // index of the consumer warpgroup
-  float dk[32 * kColumnSplit.dk], dv[32 * kColumnSplit.dv];
+  float dk[32 * kBoxes], dv[32 * kBoxes];
   int current = 0;  // stage, and buffer of P and dS
   unsigned phase = 0;
   float* dq_at;  // where the lane last added, as in BackwardConsumer
@@ -56,12 +44,10 @@ struct WideConsumer {
       : params(c),
         shared(sh),
         warpgroup(g),
-        dq_at(c.dq_sums + warpgroup * (kFirst.dq * 64 * 64) + static_cast<int>(threadIdx.x % 128) * 4) {}
+        dq_at(c.dq_sums + warpgroup * (kBoxes * 64 * 64) + static_cast<int>(threadIdx.x % 128) * 4) {}
 
   // The consumer's first box of a tile.
-  __device__ __forceinline__ unsigned first_box(int boxes) const {
-    return static_cast<unsigned>(warpgroup * boxes) * kBox;
-  }
+  __device__ __forceinline__ unsigned first_box() const { return static_cast<unsigned>(warpgroup * kBoxes) * kBox; }
 
   // [64 keys][own rows] = keys of K or V times rows of Q or dO.
   template <int kColumns>
@@ -85,14 +71,14 @@ struct WideConsumer {
                               advance_descriptor(b, static_cast<unsigned>(i * 2048)), true);
   }
   __device__ __forceinline__ void mma_dv_dk() {
-    mma_accumulate(dv, shared.p(current), shared.dout(current) + first_box(kFirst.dv));
-    mma_accumulate(dk, shared.ds(current), shared.q(current) + first_box(kFirst.dk));
+    mma_accumulate(dv, shared.p(current), shared.dout(current) + first_box());
+    mma_accumulate(dk, shared.ds(current), shared.q(current) + first_box());
     wgmma_commit_group();
   }
   // A box of the consumer's dQ.
   __device__ __forceinline__ void mma_dq(float (&sums)[32], int box) const {
     const unsigned a = smem_descriptor(shared.ds(current));
-    const unsigned b = smem_descriptor<kBox>(shared.k() + first_box(kFirst.dq) + static_cast<unsigned>(box) * kBox);
+    const unsigned b = smem_descriptor<kBox>(shared.k() + first_box() + static_cast<unsigned>(box) * kBox);
 #pragma unroll
     for (int i = 0; i < kKeys / 16; ++i)
       wgmma_ab_mn_major<kBf16>(sums, advance_descriptor(a, static_cast<unsigned>(i * 2048)),
@@ -160,8 +146,8 @@ struct WideConsumer {
     current = static_cast<int>(warp_uniform(static_cast<unsigned>(current ^ 1)));
   }
   // Waits until both consumers have stored P and dS of a stage. Each waits at a named barrier at which the other
-  // arrives: synccheck rejects one barrier that is reached from two places in the code (at 192 columns the consumers
-  // have code of their own). There are two pairs, because one consumer may be a stage ahead.
+  // arrives: synccheck rejects one barrier that is reached from two places in the code. There are two pairs, because
+  // one consumer may be a stage ahead.
   __device__ __forceinline__ void wait_for_both(int stage) const {
     bar_arrive(1 + 2 * stage + (1 - warpgroup), 256);
     bar_sync(1 + 2 * stage + warpgroup, 256);
@@ -169,37 +155,31 @@ struct WideConsumer {
 
   // All rows of an item.
   __device__ __forceinline__ void attend() {
+    // dK and dV leave S and dP only the registers that dQ is added from. So S comes before the pending additions, and
+    // dQ after P, when they are done.
     Step step = first_scores();
     float late[32];  // last box of dQ of the step before
     int late_tile = -1;
     while (!step.last) {
       float s[kSize], dp[kSize], dq[32];
       const int next = current ^ 1;
-      const auto add_late = [&] {
-        if (kComputesDq && late_tile >= 0) add_dq(late, kLastBox, late_tile);
-      };
-      const auto begin_dq = [&] {
-        wgmma_fence();
-        mma_dq(dq, 0);
-      };
       wgmma_fence();
       mma_dv_dk();
-      if constexpr (!kFull) add_late();
       wait_for_stage(next, phase ^ static_cast<unsigned>(current));
       wgmma_fence();
       mma_keys_rows<kDimQk>(s, shared.k(), shared.q(next));
-      if constexpr (kFull) {
-        add_late();
-        wgmma_fence();
-      }
+      if (kComputesDq && late_tile >= 0) add_dq(late, kLastBox, late_tile);
+      wgmma_fence();
       mma_keys_rows<kDimV>(dp, shared.v(), shared.dout(next));
       wgmma_wait_group<2>();
       free_stage();
       late_tile = step.tile;
-      if constexpr (kComputesDq && !kFull) begin_dq();
       step = step_of(next);
-      compute_p<kComputesDq && !kFull ? 2 : 1>(s, step.flags, next);
-      if constexpr (kComputesDq && kFull) begin_dq();
+      compute_p<1>(s, step.flags, next);
+      if constexpr (kComputesDq) {
+        wgmma_fence();
+        mma_dq(dq, 0);
+      }
       compute_ds<kComputesDq ? 1 : 0>(s, dp, next);
       if constexpr (kComputesDq) end_dq(dq, late, late_tile);
       wait_for_both(next);
@@ -210,17 +190,15 @@ struct WideConsumer {
   // The rest of a step's dQ, whose first box is in flight: its last box is left for later.
   __device__ __forceinline__ void end_dq(float (&first)[32], float (&late)[32], int tile) {
     float last[32];
-    if constexpr (kLastBox == 1) {
-      wgmma_fence();
-      mma_dq(last, 1);
-      wgmma_wait_group<1>();
-      warpgroup_fence_operand(first);
-      add_dq(first, 0, tile);
-    }
+    wgmma_fence();
+    mma_dq(last, kLastBox);
+    wgmma_wait_group<1>();
+    warpgroup_fence_operand(first);
+    add_dq(first, 0, tile);
     wgmma_wait_group<0>();
-    warpgroup_fence_operand(kLastBox == 1 ? last : first);
+    warpgroup_fence_operand(last);
 #pragma unroll
-    for (int i = 0; i < 32; ++i) late[i] = kLastBox == 1 ? last[i] : first[i];
+    for (int i = 0; i < 32; ++i) late[i] = last[i];
   }
   __device__ __forceinline__ Step first_scores() const {
     float s[kSize], dp[kSize];
@@ -260,63 +238,54 @@ struct WideConsumer {
       const int flags = SharedItem::read(shared.item()).flags;
       if (SharedItem::read(shared.item()).begin < 0) return;
 #pragma unroll
-      for (int i = 0; i < 32 * kColumnSplit.dk; ++i) dk[i] = 0;
+      for (int i = 0; i < 32 * kBoxes; ++i) dk[i] = 0;
 #pragma unroll
-      for (int i = 0; i < 32 * kColumnSplit.dv; ++i) dv[i] = 0;
+      for (int i = 0; i < 32 * kBoxes; ++i) dv[i] = 0;
       if ((flags & SharedItem::kUsed) != 0) attend();
       const SharedItem item = SharedItem::read(shared.item());
       __syncwarp();
       if (lane_arrives())
         mbarrier_arrive(shared.keys_free());  // the next item's keys are loaded while these are written
       const int first = first_key_of_lane(), live = live_keys(params, item, first);
-      store_keys<N>(params, params.dk, params.vec8_dk, dk, item, first, live, warpgroup * (kFirst.dk * 64));
-      store_keys<N>(params, params.dv, params.vec8_dv, dv, item, first, live, warpgroup * (kFirst.dv * 64));
+      store_keys<N>(params, params.dk, params.vec8_dk, dk, item, first, live, warpgroup * (kBoxes * 64));
+      store_keys<N>(params, params.dv, params.vec8_dv, dv, item, first, live, warpgroup * (kBoxes * 64));
     }
   }
 };
 
-template <class N, Width kWidth, bool kSoftcap, Dq kDq>
-__global__ void __launch_bounds__(backward_shape(kWidth).threads(), 1)
+template <class N, bool kSoftcap, Dq kDq>
+__global__ void __launch_bounds__(backward_shape(Width::w256).threads(), 1)
     backward_wide_kernel(const __grid_constant__ BackwardParams params) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-  constexpr bool kAlike = kWidth == Width::w256;
   extern __shared__ __align__(1024) unsigned char memory[];
-  const BackwardSharedMemory<kWidth, kDq> shared = begin_block<kWidth, kDq>(memory);
+  const BackwardSharedMemory<Width::w256, kDq> shared = begin_block<Width::w256, kDq>(memory);
   const int warp = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / 32, 0), warpgroup = warp / 4;
   if (warpgroup == 0) {
-    run_producer<kWidth, kDq>(params, shared, warp);
+    run_producer<Width::w256, kDq>(params, shared, warp);
   } else {
-    setmaxnreg_inc<backward_shape(kWidth).consumer_registers()>();
-    if (kAlike || warpgroup == 1)
-      WideConsumer<N, kWidth, kSoftcap, kDq, 0>(params, shared, kAlike ? warpgroup - 1 : 0).run();
-    else
-      WideConsumer<N, kWidth, kSoftcap, kDq, 1>(params, shared, 1).run();
+    setmaxnreg_inc<backward_shape(Width::w256).consumer_registers()>();
+    WideConsumer<N, kSoftcap, kDq>(params, shared, warpgroup - 1).run();
   }
 #else
   __trap();  // compiled for another GPU; the registry never launches it there
 #endif
 }
 
-template <class N, Width kWidth, bool kSoftcap>
+template <class N, bool kSoftcap>
 void launch_wide(const BackwardParams& params, cudaStream_t stream) {
-  constexpr BackwardShape kShape = backward_shape(kWidth);
+  constexpr BackwardShape kShape = backward_shape(Width::w256);
   static_assert(kShape.shared_bytes() <= 227 * 1024);
   launch(
-      params.dq_sums != nullptr ? &backward_wide_kernel<N, kWidth, kSoftcap, Dq::atomic>
-                                : &backward_wide_kernel<N, kWidth, kSoftcap, Dq::separate_kernel>,
+      params.dq_sums != nullptr ? &backward_wide_kernel<N, kSoftcap, Dq::atomic>
+                                : &backward_wide_kernel<N, kSoftcap, Dq::separate_kernel>,
       {dim3(static_cast<unsigned>(min(max(params.keys.active, params.unseen_tiles) * params.heads_k, params.sm_count))),
        dim3(kShape.threads()), static_cast<std::size_t>(kShape.shared_bytes()), params.programmatic},
       stream, params);
 }
 
 template <class N>
-void run_backward_wide(Width width, const BackwardParams& params, cudaStream_t stream) {
-  const bool softcap = params.scores.softcap_scale != 0;
-  if (width == Width::w192_128)
-    softcap ? launch_wide<N, Width::w192_128, true>(params, stream)
-            : launch_wide<N, Width::w192_128, false>(params, stream);
-  else
-    softcap ? launch_wide<N, Width::w256, true>(params, stream) : launch_wide<N, Width::w256, false>(params, stream);
+void run_backward_wide(const BackwardParams& params, cudaStream_t stream) {
+  params.scores.softcap_scale != 0 ? launch_wide<N, true>(params, stream) : launch_wide<N, false>(params, stream);
 }
 
 }  // namespace weft::cuda::sm90

@@ -250,7 +250,7 @@ void BackwardWork::sort_tiles(std::vector<int>& order, const KeyItems& items) co
   const Index row_bytes = Index{4} * shape_.dim_qk * units_of_head_ * rows.heads();
   const std::vector<int> group = group_components(slices_, keys_, kCached / row_bytes);
   std::vector<Index> component_cost(group.size(), 0), most(group.size(), 0);  // of a component, and of a group's
-  for (std::size_t t = 0; t < items.tiles(); ++t) component_cost[at(items.component[t])] += items.cost[t];
+  for (const int t : order) component_cost[at(items.component[at(t)])] += items.cost[at(t)];
   for (std::size_t c = 0; c < group.size(); ++c) most[at(group[c])] = max_of(most[at(group[c])], component_cost[c]);
   std::stable_sort(order.begin(), order.end(), [&](int a, int b) {
     const std::size_t x = at(a), y = at(b), px = at(items.component[x]), py = at(items.component[y]);

@@ -114,6 +114,10 @@ __device__ inline void wgmma(float (&d)[128], const unsigned (&a)[4], unsigned b
 
 // The same with A and B MN-major.
 template <bool kBf16>
+__device__ inline void wgmma_ab_mn_major(float (&d)[16], unsigned a, unsigned b, bool add) {
+  WEFT_WGMMA(CC, "32", WEFT_HALF_N0, "%16", "%17", "%18", WEFT_F16(d, 0));
+}
+template <bool kBf16>
 __device__ inline void wgmma_ab_mn_major(float (&d)[32], unsigned a, unsigned b, bool add) {
   WEFT_WGMMA(CC, "64", WEFT_N0, "%32", "%33", "%34", WEFT_F32(d, 0));
 }
@@ -130,6 +134,10 @@ __device__ inline void wgmma_b_mn_major(float (&d)[32], unsigned a, unsigned b, 
 template <bool kBf16>
 __device__ inline void wgmma_b_mn_major(float (&d)[64], unsigned a, unsigned b, bool add) {
   WEFT_WGMMA(SC, "128", WEFT_N0 WEFT_N32, "%64", "%65", "%66", WEFT_F64(d, 0));
+}
+template <bool kBf16>
+__device__ inline void wgmma_b_mn_major(float (&d)[96], unsigned a, unsigned b, bool add) {
+  WEFT_WGMMA(SC, "192", WEFT_N0 WEFT_N32 WEFT_HALF_N64, "%96", "%97", "%98", WEFT_F64(d, 0), WEFT_F32(d, 64));
 }
 
 #undef WEFT_DESCRIPTOR_UPPER
