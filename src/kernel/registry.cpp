@@ -59,7 +59,7 @@ std::vector<Kernel> all_kernels() {
 #ifdef WEFT_WITH_CUDA
   all.push_back(
       {.name = "cuda.portable",
-       .about = "tensor cores by mma.sync, any GPU since compute capability 8.0: bf16, f16, f32, head dims to 256",
+       .about = "tensor cores by mma.sync, any GPU since compute capability 8.0: bf16, f16, f32, head dims to 576/512",
        .refusal = [](const KernelRequest& request) { return portable_refusal(properties_for(request), request); },
        .forward = cuda::portable_forward,
        .backward = cuda::portable_backward});

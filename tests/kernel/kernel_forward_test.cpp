@@ -57,10 +57,14 @@ TEST_P(KernelForward, PartialStepsGiveTheWhole) {
   Judge judge(dtype(), true);
   Random random(11);
   int stepped = 0;
-  for (const Judged& j : judged(dtype(), Pass::forward, feature_problems)) {
-    SCOPED_TRACE(j.problem.name);
-    if (judge_parts(judge, kernel(), j.problem, j.want, random_parts(random, j.problem.p.tk))) ++stepped;
-  }
+  const auto judge_all = [&](MakeProblems make) {
+    for (const Judged& j : judged(dtype(), Pass::forward, make)) {
+      SCOPED_TRACE(j.problem.name);
+      if (judge_parts(judge, kernel(), j.problem, j.want, random_parts(random, j.problem.p.tk))) ++stepped;
+    }
+  };
+  judge_all(feature_problems);
+  if (!refusal({.dim_qk = 576, .dim_v = 512})) judge_all(problems_above_256);
   if (find_kernel(kernel()).takes_steps != nullptr) {
     EXPECT_GT(stepped, 5);
   }

@@ -1,0 +1,247 @@
+// The forward of widths above 256: eight warps share a block's rows. Scores are divided among them by rows and keys, so
+// each is computed once; maxima of rows and P go through shared memory; then each warp adds P·V of its columns of V.
+#pragma once
+
+#include "cuda/launch.h"
+#include "kernel/cuda/portable/forward_rows.cuh"
+
+namespace weft::cuda {
+
+template <class N, bool kLargeShared>
+struct WideForwardTile {
+  static constexpr WideShape kShape = wide_forward_shape(N::kF32, kLargeShared);
+  static constexpr int kDimQk = columns_k(Width::w576_512), kDimV = columns_v(Width::w576_512);
+  static constexpr int kRows = kShape.rows, kKeys = kShape.keys, kPitch = wide_pitch(kKeys);
+  // Scores: a warp has 16·kScoreM rows and 16 keys.
+  static constexpr int kKeyWarps = kKeys / 16;
+  static constexpr int kScoreRowWarps = kRows / 16 < kWideWarps / kKeyWarps ? kRows / 16 : kWideWarps / kKeyWarps;
+  static constexpr int kScoreM = kRows / 16 / kScoreRowWarps, kScoreWarps = kKeyWarps * kScoreRowWarps;
+  // Sums: a warp has 16·kM rows and kOwn columns.
+  static constexpr int kM = kRows < 32 ? 1 : 2, kColumnWarps = kWideWarps / (kRows / (16 * kM)),
+                       kOwn = kDimV / kColumnWarps;
+  // Shared memory: Q, a tile of K, one of V, P [kRows][kPitch], and a float for each row and 16 keys.
+  static constexpr unsigned kElementBytes = 2 * N::kParts, kKAt = kElementBytes * kRows * kDimQk,
+                            kVAt = kKAt + kElementBytes * kKeys * kDimQk, kPAt = kVAt + kElementBytes * kKeys * kDimV,
+                            kOfRowsAt = kPAt + kElementBytes * kRows * kPitch;
+  static_assert(kOfRowsAt + 4 * kRows * kKeyWarps == wide_forward_shared(N::kF32, kLargeShared));
+
+  using QBlocks = Blocks<kRows, kDimQk>;
+  using KBlocks = Blocks<kKeys, kDimQk>;
+  using VBlocks = Blocks<kKeys, kDimV>;
+  using PBlocks = Blocks<kRows, kPitch>;
+
+  const ForwardParams& params;
+  unsigned q;  // address of the shared memory
+  int tile, head;
+  float sums[kM][kOwn / 8][4];
+  float sums_max[kM][2];                               // maximum logit·log2(e) of the rows of sums
+  float score_max[kScoreM][2], score_sum[kScoreM][2];  // of the rows of scores; this lane's part of the sum of P
+
+  __device__ WideForwardTile(const ForwardParams& c, unsigned shared, int tile_, int head_)
+      : params(c), q(shared), tile(tile_), head(head_) {}
+
+  __device__ static int warp() { return static_cast<int>(threadIdx.x / 32); }
+  __device__ static int lane_row() { return static_cast<int>(threadIdx.x % 32) / 4; }
+  __device__ int kv_head() const { return params.heads.kv_head[head]; }
+  __device__ int row() const { return tile * kRows; }
+  __device__ static bool has_scores() { return warp() < kScoreWarps; }
+  __device__ static int key_warp() { return warp() % kKeyWarps; }
+  // A warp's first row in the tile, of scores and of sums, and its first column of sums.
+  __device__ static int score_row() { return warp() / kKeyWarps * 16 * kScoreM; }
+  __device__ static int sum_row() { return warp() / kColumnWarps * 16 * kM; }
+  __device__ static int column() { return warp() % kColumnWarps * kOwn; }
+  __device__ unsigned of_row(int r, int keys) const {
+    return q + kOfRowsAt + 4 * static_cast<unsigned>(keys * kRows + r);
+  }
+
+  __device__ void run() {
+    KeyTileIterator<kKeys, kRows> keys(params.list, tile);
+    begin();
+    bool more = keys.start();
+    if (more) {
+      const int rows = static_cast<int>(params.q.view.rows) - row();
+      load_tile<N, kRows, kDimQk, kWideThreads>(q, params.q, row(), head, [=](int r) { return r < rows; });
+      load_k(keys);
+      if (params.sign != 1.0f) apply_sign<N, kWideThreads>(q, kKAt, params.sign);
+    }
+    while (more) {
+      cp_async_wait_all();
+      __syncthreads();
+      load_tile<N, kKeys, kDimV, kWideThreads>(q + kVAt, params.v, keys.base(), kv_head(), keys.valid());
+      float scores[kScoreM][2][4];
+      if (has_scores()) compute_scores(scores, keys.slice(), keys.base() + 16 * key_warp());
+      __syncthreads();  // maxima
+      if (has_scores()) softmax(scores);
+      follow_maximum();
+      const int first = row() + sum_row();
+      const bool seen = visibility_of(keys.slice(), first, first + 16 * kM - 1, keys.base(), keys.base() + kKeys - 1) !=
+                        Visibility::none;
+      cp_async_wait_all();
+      __syncthreads();  // P and V
+      more = keys.next();
+      if (more) load_k(keys);
+      if (seen)
+        mma_tiles<N, kKeys / 16>(sums, LeftRows<PBlocks>{PBlocks(q + kPAt, sum_row())},
+                                 RightColumns<VBlocks>{VBlocks(q + kVAt, 0), column() / 16});
+    }
+    end();
+  }
+
+  __device__ void load_k(const KeyTileIterator<kKeys, kRows>& keys) const {
+    load_tile<N, kKeys, kDimQk, kWideThreads>(q + kKAt, params.k, keys.base(), kv_head(), keys.valid());
+  }
+
+  // Starts rows as empty, or where an earlier call left them.
+  __device__ void begin() {
+    clear(sums);
+#pragma unroll
+    for (int m = 0; m < kM; ++m)
+#pragma unroll
+      for (int i = 0; i < 2; ++i) sums_max[m][i] = kMinusInfinity<float>;
+#pragma unroll
+    for (int m = 0; m < kScoreM; ++m)
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        score_max[m][i] = kMinusInfinity<float>;
+        score_sum[m][i] = 0;
+      }
+    if (params.partial.states == nullptr) return;
+#pragma unroll
+    for (int m = 0; m < kM; ++m)
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const int r = row() + sum_row() + lane_row() + 16 * m + 8 * i;
+        if (!resumes(params, tile, r, head)) continue;
+        sums_max[m][i] = state_of(params, r, head).max * kLog2E;
+        resume_sums(params.partial.sums, r, head, column(), i, sums[m]);
+      }
+#pragma unroll
+    for (int m = 0; m < kScoreM; ++m)
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const int r = row() + score_row() + lane_row() + 16 * m + 8 * i;
+        if (!has_scores() || !resumes(params, tile, r, head)) continue;
+        score_max[m][i] = state_of(params, r, head).max * kLog2E;
+        if (key_warp() == 0 && threadIdx.x % 4 == 0) score_sum[m][i] = state_of(params, r, head).sum;
+      }
+  }
+
+  // And their maxima, to shared memory.
+  __device__ void compute_scores(float (&scores)[kScoreM][2][4], const WorkSlice& slice, int first_key) const {
+    const int first = row() + score_row();
+    const Visibility visibility = visibility_of(slice, first, first + 16 * kScoreM - 1, first_key, first_key + 15);
+    if (visibility != Visibility::none) {
+      mma_in_two_chains<N, kDimQk / 16>(scores, LeftRows<QBlocks>{QBlocks(q, score_row())},
+                                        RightRows<KBlocks>{KBlocks(q + kKAt, 16 * key_warp())});
+      if (params.scores.softcap_scale != 0) apply_softcap(scores, params.scores.softcap_scale);
+    } else {
+      clear(scores);
+    }
+    if (visibility != Visibility::full) apply_mask(scores, slice, first + lane_row(), first_key);
+#pragma unroll
+    for (int m = 0; m < kScoreM; ++m)
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const float most = row_maximum(scores[m], i);
+        if (threadIdx.x % 4 == 0) store_float(of_row(score_row() + lane_row() + 16 * m + 8 * i, key_warp()), most);
+      }
+  }
+
+  // The new maximum of a row, given the old one and those of this tile.
+  __device__ float maximum(float old, int r) const {
+    float most = load_float(of_row(r, 0));
+#pragma unroll
+    for (int keys = 1; keys < kKeyWarps; ++keys) most = max_nan(most, load_float(of_row(r, keys)));
+    return max_nan(old, most * params.scores.scale_log2);
+  }
+
+  // Scores become P in shared memory.
+  __device__ void softmax(float (&scores)[kScoreM][2][4]) {
+#pragma unroll
+    for (int m = 0; m < kScoreM; ++m)
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const float most = maximum(score_max[m][i], score_row() + lane_row() + 16 * m + 8 * i),
+                    reference = reference_of(most);
+        float sum = 0;
+#pragma unroll
+        for (int n = 0; n < 2; ++n)
+#pragma unroll
+          for (int j = 0; j < 2; ++j) {
+            float& score = scores[m][n][2 * i + j];
+            score = probability_against(reference, score, params.scores.scale_log2);
+            sum += score;
+          }
+        score_sum[m][i] = score_sum[m][i] * exp2_fast(score_max[m][i] - reference) + sum;
+        score_max[m][i] = most;
+      }
+    store_packed<N, kRows, kPitch>(q + kPAt, score_row(), 2 * key_warp(), scores);
+  }
+
+  // Sums are rescaled to the new maximum.
+  __device__ void follow_maximum() {
+    float rescale[kM][2];
+    bool same = true;
+#pragma unroll
+    for (int m = 0; m < kM; ++m)
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const float most = maximum(sums_max[m][i], sum_row() + lane_row() + 16 * m + 8 * i);
+        rescale[m][i] = exp2_fast(sums_max[m][i] - reference_of(most));
+        same = same && sums_max[m][i] == most;
+        sums_max[m][i] = most;
+      }
+    if (!__all_sync(0xffffffffu, same)) rescale_rows(sums, rescale);
+  }
+
+  __device__ void end() {
+    if (has_scores())
+#pragma unroll
+      for (int m = 0; m < kScoreM; ++m)
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          const float sum = row_total(score_sum[m][i]);
+          if (threadIdx.x % 4 == 0) store_float(of_row(score_row() + lane_row() + 16 * m + 8 * i, key_warp()), sum);
+        }
+    __syncthreads();  // also: every warp has read its rows' states
+    const bool owner = warp() % kColumnWarps == 0 && threadIdx.x % 4 == 0;
+    float most = kMinusInfinity<float>;
+#pragma unroll
+    for (int m = 0; m < kM; ++m)
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const int in_tile = sum_row() + lane_row() + 16 * m + 8 * i;
+        if (row() + in_tile >= params.q.view.rows) continue;
+        RowState<float> state;
+        if (sums_max[m][i] != kMinusInfinity<float>) {
+          float sum = 0;
+#pragma unroll
+          for (int keys = 0; keys < kKeyWarps; ++keys) sum += load_float(of_row(in_tile, keys));
+          state = {sums_max[m][i] * kLn2, sum};
+        }
+        most = max_nan(most, state.max);
+        end_row(params, tile, row() + in_tile, head, state, owner, column(), i, sums[m]);
+      }
+    raise_max_logit(params, head, most);
+  }
+};
+
+template <class N, bool kLargeShared>
+__global__ void __launch_bounds__(kWideThreads, 1) wide_forward_kernel(const __grid_constant__ ForwardParams params) {
+  extern __shared__ __align__(128) unsigned char shared[];
+  const int item = static_cast<int>(blockIdx.x) / params.heads_q, head = static_cast<int>(blockIdx.x) % params.heads_q;
+  if (item >= *params.list.tiles) return;
+  WideForwardTile<N, kLargeShared>(params, shared_address(shared), params.list.order[item], head).run();
+}
+
+template <class N>
+void run_wide_forward(bool large_shared, const ForwardParams& params, cudaStream_t stream) {
+  auto* kernel = &wide_forward_kernel<N, false>;
+  if constexpr (!N::kF32)
+    if (large_shared) kernel = &wide_forward_kernel<N, true>;
+  const dim3 blocks(static_cast<unsigned>(params.tiles) * static_cast<unsigned>(params.heads_q));
+  launch(kernel, {blocks, dim3(kWideThreads), static_cast<std::size_t>(wide_forward_shared(N::kF32, large_shared))},
+         stream, params);
+}
+
+}  // namespace weft::cuda
