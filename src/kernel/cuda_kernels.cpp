@@ -47,8 +47,9 @@ std::optional<std::string> sm90_refusal(const GpuProperties& gpu, const KernelRe
   if (request.dtype == DType::f32) return "its products are of bf16 and f16, and would lose digits of f32";
   constexpr Index kMaxDim = 256;
   const Index widest = max_of(request.dim_qk, request.dim_v);
-  if (widest > kMaxDim)
-    return text("its tiles are made for head dims up to ", kMaxDim, ", not ", widest, "; cuda.portable has wider ones");
+  if (request.pass == Pass::backward && widest > kMaxDim)
+    return text("its backward is made for head dims up to ", kMaxDim, ", not ", widest,
+                "; cuda.portable has wider ones");
   return {};
 }
 

@@ -149,6 +149,7 @@ CallOptions call_of(CallOptions o, const GpuCase& c, Pass pass) {
   o.dim = c.dim;
   o.dim_v = c.width_v();
   o.softcap = c.softcap;
+  o.v_is_k = c.v_is_k;
   return o;
 }
 

@@ -139,8 +139,8 @@ const std::vector<GpuCase>& gpu_cases() {
       {"width-192", "", {.lengths = {8192}, .heads_q = 16, .heads_k = 16}, 192, 128},
       {"width-256", "", {.lengths = {8192}, .heads_q = 16, .heads_k = 4}, 256},
       // Queries of latent attention that have absorbed the projection of K: all heads on one K/V head.
-      {"mla-absorbed", "", {.lengths = kPacked, .heads_q = 16, .heads_k = 1}, 576, 512},
-      {"mla-absorbed-128", "", {.lengths = {4096, 2048, 1024, 1024}, .heads_q = 128, .heads_k = 1}, 576, 512},
+      {"mla-absorbed", "", {.lengths = kPacked, .heads_q = 16, .heads_k = 1}, 576, 512, 0, true},
+      {"mla-absorbed-128", "", {.lengths = {4096, 2048, 1024, 1024}, .heads_q = 128, .heads_k = 1}, 576, 512, 0, true},
       {"ring-rank-of-8", "", by_steps(of_rank(3, 8, kPacked), ring)},
       {"ring-1-rank-of-8", "", by_steps(of_rank(3, 8, kPacked), ring_1)},
       {"exact-rank-of-8", "", by_steps(of_rank(3, 8, kPacked), exact_2)},

@@ -51,16 +51,12 @@ GpuProperties gpu_properties(int device) {
   return gpu;
 }
 
-void portable_forward(const KernelForwardArgs& args) {
+void forward_by_head(const KernelForwardArgs& args, int tile_rows,
+                     const std::function<void(const ForwardParams&, cudaStream_t)>& run) {
   const DeviceGuard on(args.place.device);
   const cudaStream_t stream = stream_of(args.place);
   check_rows(max_of(args.q.rows, args.k.rows));
   const DType dtype = args.q.dtype;
-  const bool f32 = dtype == DType::f32;
-  const Width width = width_of(dtype, args.q.dim, args.v.dim);
-  const bool wide = width == Width::w576_512;
-  const bool large_shared = wide && gpu_properties(args.place.device).shared_bytes >= wide_forward_shared(f32, true);
-  const int tile_rows = wide ? wide_forward_shape(f32, large_shared).rows : forward_rows(f32, width);
   const Tiling rows[] = {{Side::query, args.q.rows, tile_rows}};
   check_grid(rows[0].tiles(), args.q.heads);
   const WorkLists work = make_work_lists(args.slices, args.device_plan, rows,
@@ -71,26 +67,38 @@ void portable_forward(const KernelForwardArgs& args) {
   const double scale = scale_of(args.attention, args.q.dim);
   const double size = scale == 0 ? 1 : std::abs(scale);
   StreamArray<unsigned> ordered_max;
-  ForwardParams params{.q = input_view(args.q, dtype),
-                       .k = input_view(args.k, dtype),
-                       .v = input_view(args.v, dtype),
-                       .list = work.lists[0],
-                       .heads = work.heads,
-                       .scores = score_scale_of(size, args.attention.softcap),
-                       .sign = sign_of(scale),
-                       .sink = sink_of(args.attention.sink),
-                       .out = args.out,
-                       .lse = args.lse,
-                       .partial = args.partial,
-                       .max_logit = zeroed_max_logit(ordered_max, args.max_logit, stream),
-                       .tiles = rows[0].tiles(),
-                       .heads_q = static_cast<int>(args.q.heads)};
-  if (wide)
-    select_dtype(dtype, &run_wide_forward<Bf16>, &run_wide_forward<F16>, &run_wide_forward<F32>)(large_shared, params,
-                                                                                                 stream);
-  else
-    select_dtype(dtype, &run_forward<Bf16>, &run_forward<F16>, &run_forward<F32>)(width, params, stream);
+  const ForwardParams params{.q = input_view(args.q, dtype),
+                             .k = input_view(args.k, dtype),
+                             .v = input_view(args.v, dtype),
+                             .list = work.lists[0],
+                             .heads = work.heads,
+                             .scores = score_scale_of(size, args.attention.softcap),
+                             .sign = sign_of(scale),
+                             .sink = sink_of(args.attention.sink),
+                             .out = args.out,
+                             .lse = args.lse,
+                             .partial = args.partial,
+                             .max_logit = zeroed_max_logit(ordered_max, args.max_logit, stream),
+                             .tiles = rows[0].tiles(),
+                             .heads_q = static_cast<int>(args.q.heads)};
+  run(params, stream);
   if (params.max_logit != nullptr) store_max_logit(params.max_logit, args.max_logit, stream);
+}
+
+void portable_forward(const KernelForwardArgs& args) {
+  const DType dtype = args.q.dtype;
+  const bool f32 = dtype == DType::f32;
+  const Width width = width_of(dtype, args.q.dim, args.v.dim);
+  if (width == Width::w576_512) {
+    const bool large_shared = gpu_properties(args.place.device).shared_bytes >= wide_forward_shared(f32, true);
+    return forward_by_head(args, wide_forward_shape(f32, large_shared).rows, [&](const auto& params, auto stream) {
+      select_dtype(dtype, &run_wide_forward<Bf16>, &run_wide_forward<F16>, &run_wide_forward<F32>)(large_shared, params,
+                                                                                                   stream);
+    });
+  }
+  forward_by_head(args, forward_rows(f32, width), [&](const auto& params, auto stream) {
+    select_dtype(dtype, &run_forward<Bf16>, &run_forward<F16>, &run_forward<F32>)(width, params, stream);
+  });
 }
 
 void portable_backward(const KernelBackwardArgs& given) {

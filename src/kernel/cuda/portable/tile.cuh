@@ -18,6 +18,12 @@ __device__ inline unsigned swizzled_offset(int row, int piece) {
   return static_cast<unsigned>(row * kColumns * 2 + ((piece ^ (row & 7)) << 4));
 }
 
+// How load_tile (rows.cuh) lays out a tile.
+template <int kColumns>
+struct SwizzledRows {
+  __device__ static unsigned offset(int row, int piece) { return swizzled_offset<kColumns>(row, piece); }
+};
+
 __device__ inline void ldmatrix_x4(unsigned (&to)[4], unsigned address) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];\n"
                : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])

@@ -1,5 +1,5 @@
 // The forward of widths above 256: eight warps share a block's rows. Scores are divided among them by rows and keys, so
-// each is computed once; maxima of rows and P go through shared memory; then each warp adds P·V of its columns of V.
+// each is computed once; maxima of rows and P go through shared memory; then each adds P·V of its columns of V.
 #pragma once
 
 #include "cuda/launch.h"
@@ -7,28 +7,61 @@
 
 namespace weft::cuda {
 
-template <class N, bool kLargeShared>
-struct WideForwardTile {
+// The products by mma.sync, and what each warp has of them.
+template <class N_, bool kLargeShared>
+struct MmaProducts {
+  using N = N_;
   static constexpr WideShape kShape = wide_forward_shape(N::kF32, kLargeShared);
   static constexpr int kDimQk = columns_k(Width::w576_512), kDimV = columns_v(Width::w576_512);
   static constexpr int kRows = kShape.rows, kKeys = kShape.keys, kPitch = wide_pitch(kKeys);
-  // Scores: a warp has 16·kScoreM rows and 16 keys.
-  static constexpr int kKeyWarps = kKeys / 16;
+  // Scores: 16·kScoreM rows and 8·kScoreN8 keys.
+  static constexpr int kScoreN8 = 2, kKeyWarps = kKeys / 16;
   static constexpr int kScoreRowWarps = kRows / 16 < kWideWarps / kKeyWarps ? kRows / 16 : kWideWarps / kKeyWarps;
   static constexpr int kScoreM = kRows / 16 / kScoreRowWarps, kScoreWarps = kKeyWarps * kScoreRowWarps;
-  // Sums: a warp has 16·kM rows and kOwn columns.
+  // Sums: 16·kM rows and kOwn columns.
   static constexpr int kM = kRows < 32 ? 1 : 2, kColumnWarps = kWideWarps / (kRows / (16 * kM)),
                        kOwn = kDimV / kColumnWarps;
-  // Shared memory: Q, a tile of K, one of V, P [kRows][kPitch], and a float for each row and 16 keys.
-  static constexpr unsigned kElementBytes = 2 * N::kParts, kKAt = kElementBytes * kRows * kDimQk,
-                            kVAt = kKAt + kElementBytes * kKeys * kDimQk, kPAt = kVAt + kElementBytes * kKeys * kDimV,
-                            kOfRowsAt = kPAt + kElementBytes * kRows * kPitch;
-  static_assert(kOfRowsAt + 4 * kRows * kKeyWarps == wide_forward_shared(N::kF32, kLargeShared));
+  // Rows and keys that must all be skipped or none.
+  static constexpr int kScoreGroup = 16 * kScoreM, kSumGroup = 16 * kM;
 
   using QBlocks = Blocks<kRows, kDimQk>;
   using KBlocks = Blocks<kKeys, kDimQk>;
   using VBlocks = Blocks<kKeys, kDimV>;
   using PBlocks = Blocks<kRows, kPitch>;
+  template <int kTileRows, int kColumns>
+  using Layout = SwizzledRows<kColumns>;
+
+  __device__ static int warp() { return static_cast<int>(threadIdx.x / 32); }
+  __device__ static int key_warp() { return warp() % kKeyWarps; }
+  __device__ static int score_row() { return warp() / kKeyWarps * 16 * kScoreM; }
+  __device__ static int sum_row() { return warp() / kColumnWarps * 16 * kM; }
+  __device__ static int column_warp() { return warp() % kColumnWarps; }
+
+  __device__ static void publish() {}  // nothing to do but the barrier that follows
+  __device__ static void scores(float (&to)[kScoreM][kScoreN8][4], unsigned q, unsigned k) {
+    mma_in_two_chains<N, kDimQk / 16>(to, LeftRows<QBlocks>{QBlocks(q, score_row())},
+                                      RightRows<KBlocks>{KBlocks(k, 16 * key_warp())});
+  }
+  __device__ static void add(float (&sums)[kM][kOwn / 8][4], unsigned p, unsigned v) {
+    mma_tiles<N, kKeys / 16>(sums, LeftRows<PBlocks>{PBlocks(p, sum_row())},
+                             RightColumns<VBlocks>{VBlocks(v, 0), column_warp() * kOwn / 16});
+  }
+};
+
+// With kVIsK the columns of V are the first ones of K, and there are two tiles of K in place of one of each.
+template <class Products, bool kVIsK = false>
+struct WideForwardTile : Products {
+  using N = typename Products::N;
+  using Products::kRows, Products::kKeys, Products::kPitch, Products::kDimQk, Products::kDimV;
+  using Products::kScoreM, Products::kScoreN8, Products::kKeyWarps, Products::kScoreWarps, Products::kM, Products::kOwn;
+  using Products::warp, Products::key_warp, Products::score_row, Products::sum_row, Products::column_warp;
+  // Shared memory: Q, tiles of K and V, P [kRows][kPitch], and a float for each row and part of the keys.
+  static constexpr unsigned kElementBytes = 2 * N::kParts, kKAt = kElementBytes * kRows * kDimQk,
+                            kVAt = kKAt + kElementBytes * kKeys * kDimQk,
+                            kPAt = kVAt + kElementBytes * kKeys * (kVIsK ? kDimQk : kDimV),
+                            kOfRowsAt = kPAt + kElementBytes * kRows * kPitch,
+                            kSharedBytes = kOfRowsAt + 4 * kRows * kKeyWarps;
+  using Keys = KeyTileIterator<kKeys, kRows>;
 
   const ForwardParams& params;
   unsigned q;  // address of the shared memory
@@ -40,55 +73,70 @@ struct WideForwardTile {
   __device__ WideForwardTile(const ForwardParams& c, unsigned shared, int tile_, int head_)
       : params(c), q(shared), tile(tile_), head(head_) {}
 
-  __device__ static int warp() { return static_cast<int>(threadIdx.x / 32); }
   __device__ static int lane_row() { return static_cast<int>(threadIdx.x % 32) / 4; }
   __device__ int kv_head() const { return params.heads.kv_head[head]; }
   __device__ int row() const { return tile * kRows; }
   __device__ static bool has_scores() { return warp() < kScoreWarps; }
-  __device__ static int key_warp() { return warp() % kKeyWarps; }
-  // A warp's first row in the tile, of scores and of sums, and its first column of sums.
-  __device__ static int score_row() { return warp() / kKeyWarps * 16 * kScoreM; }
-  __device__ static int sum_row() { return warp() / kColumnWarps * 16 * kM; }
-  __device__ static int column() { return warp() % kColumnWarps * kOwn; }
+  __device__ static int column() { return column_warp() * kOwn; }
+  __device__ unsigned k(int stage) const { return q + kKAt + (stage == 0 ? 0 : kVAt - kKAt); }
+  __device__ unsigned v(int stage) const { return kVIsK ? k(stage) : q + kVAt; }
   __device__ unsigned of_row(int r, int keys) const {
     return q + kOfRowsAt + 4 * static_cast<unsigned>(keys * kRows + r);
   }
 
   __device__ void run() {
-    KeyTileIterator<kKeys, kRows> keys(params.list, tile);
+    Keys keys(params.list, tile);
     begin();
     bool more = keys.start();
     if (more) {
       const int rows = static_cast<int>(params.q.view.rows) - row();
-      load_tile<N, kRows, kDimQk, kWideThreads>(q, params.q, row(), head, [=](int r) { return r < rows; });
-      load_k(keys);
+      load<kRows, kDimQk>(q, params.q, row(), head, [=](int r) { return r < rows; });
+      load_k(keys, 0);
       if (params.sign != 1.0f) apply_sign<N, kWideThreads>(q, kKAt, params.sign);
     }
-    while (more) {
+    for (int stage = 0; more;) {
       cp_async_wait_all();
+      Products::publish();
       __syncthreads();
-      load_tile<N, kKeys, kDimV, kWideThreads>(q + kVAt, params.v, keys.base(), kv_head(), keys.valid());
-      float scores[kScoreM][2][4];
-      if (has_scores()) compute_scores(scores, keys.slice(), keys.base() + 16 * key_warp());
+      const WorkSlice slice = keys.slice();
+      const int base = keys.base();
+      if (kVIsK) {
+        more = keys.next();
+        if (more) load_k(keys, stage ^ 1);
+      } else {
+        load<kKeys, kDimV>(v(stage), params.v, base, kv_head(), keys.valid());
+      }
+      float scores[kScoreM][kScoreN8][4];
+      if (has_scores()) compute_scores(scores, slice, base + 8 * kScoreN8 * key_warp(), k(stage));
+      const bool seen = sees(slice, sum_row() / Products::kSumGroup * Products::kSumGroup, Products::kSumGroup, base,
+                             kKeys) != Visibility::none;
       __syncthreads();  // maxima
       if (has_scores()) softmax(scores);
       follow_maximum();
-      const int first = row() + sum_row();
-      const bool seen = visibility_of(keys.slice(), first, first + 16 * kM - 1, keys.base(), keys.base() + kKeys - 1) !=
-                        Visibility::none;
-      cp_async_wait_all();
+      if (!kVIsK) cp_async_wait_all();
+      Products::publish();
       __syncthreads();  // P and V
-      more = keys.next();
-      if (more) load_k(keys);
-      if (seen)
-        mma_tiles<N, kKeys / 16>(sums, LeftRows<PBlocks>{PBlocks(q + kPAt, sum_row())},
-                                 RightColumns<VBlocks>{VBlocks(q + kVAt, 0), column() / 16});
+      if (!kVIsK) {
+        more = keys.next();
+        if (more) load_k(keys, stage);
+      }
+      if (seen) Products::add(sums, q + kPAt, v(stage));
+      if (kVIsK) stage ^= 1;
     }
     end();
   }
 
-  __device__ void load_k(const KeyTileIterator<kKeys, kRows>& keys) const {
-    load_tile<N, kKeys, kDimQk, kWideThreads>(q + kKAt, params.k, keys.base(), kv_head(), keys.valid());
+  template <int kTileRows, int kColumns, class Valid>
+  __device__ static void load(unsigned to, const InputView& from, int first, int of_head, const Valid& valid) {
+    load_tile<N, kTileRows, kColumns, kWideThreads, typename Products::template Layout<kTileRows, kColumns>>(
+        to, from, first, of_head, valid);
+  }
+  __device__ void load_k(const Keys& keys, int stage) const {
+    load<kKeys, kDimQk>(k(stage), params.k, keys.base(), kv_head(), keys.valid());
+  }
+  // What some rows of the tile see of some keys.
+  __device__ Visibility sees(const WorkSlice& slice, int first_row, int rows, int first_key, int keys) const {
+    return visibility_of(slice, row() + first_row, row() + first_row + rows - 1, first_key, first_key + keys - 1);
   }
 
   // Starts rows as empty, or where an earlier call left them.
@@ -127,17 +175,17 @@ struct WideForwardTile {
   }
 
   // And their maxima, to shared memory.
-  __device__ void compute_scores(float (&scores)[kScoreM][2][4], const WorkSlice& slice, int first_key) const {
-    const int first = row() + score_row();
-    const Visibility visibility = visibility_of(slice, first, first + 16 * kScoreM - 1, first_key, first_key + 15);
+  __device__ void compute_scores(float (&scores)[kScoreM][kScoreN8][4], const WorkSlice& slice, int first_key,
+                                 unsigned k_tile) const {
+    const Visibility visibility = sees(slice, score_row() / Products::kScoreGroup * Products::kScoreGroup,
+                                       Products::kScoreGroup, first_key, 8 * kScoreN8);
     if (visibility != Visibility::none) {
-      mma_in_two_chains<N, kDimQk / 16>(scores, LeftRows<QBlocks>{QBlocks(q, score_row())},
-                                        RightRows<KBlocks>{KBlocks(q + kKAt, 16 * key_warp())});
+      Products::scores(scores, q, k_tile);
       if (params.scores.softcap_scale != 0) apply_softcap(scores, params.scores.softcap_scale);
     } else {
       clear(scores);
     }
-    if (visibility != Visibility::full) apply_mask(scores, slice, first + lane_row(), first_key);
+    if (visibility != Visibility::full) apply_mask(scores, slice, row() + score_row() + lane_row(), first_key);
 #pragma unroll
     for (int m = 0; m < kScoreM; ++m)
 #pragma unroll
@@ -156,7 +204,7 @@ struct WideForwardTile {
   }
 
   // Scores become P in shared memory.
-  __device__ void softmax(float (&scores)[kScoreM][2][4]) {
+  __device__ void softmax(float (&scores)[kScoreM][kScoreN8][4]) {
 #pragma unroll
     for (int m = 0; m < kScoreM; ++m)
 #pragma unroll
@@ -165,7 +213,7 @@ struct WideForwardTile {
                     reference = reference_of(most);
         float sum = 0;
 #pragma unroll
-        for (int n = 0; n < 2; ++n)
+        for (int n = 0; n < kScoreN8; ++n)
 #pragma unroll
           for (int j = 0; j < 2; ++j) {
             float& score = scores[m][n][2 * i + j];
@@ -175,7 +223,7 @@ struct WideForwardTile {
         score_sum[m][i] = score_sum[m][i] * exp2_fast(score_max[m][i] - reference) + sum;
         score_max[m][i] = most;
       }
-    store_packed<N, kRows, kPitch>(q + kPAt, score_row(), 2 * key_warp(), scores);
+    store_packed<N, kRows, kPitch>(q + kPAt, score_row(), kScoreN8 * key_warp(), scores);
   }
 
   // Sums are rescaled to the new maximum.
@@ -204,7 +252,7 @@ struct WideForwardTile {
           if (threadIdx.x % 4 == 0) store_float(of_row(score_row() + lane_row() + 16 * m + 8 * i, key_warp()), sum);
         }
     __syncthreads();  // also: every warp has read its rows' states
-    const bool owner = warp() % kColumnWarps == 0 && threadIdx.x % 4 == 0;
+    const bool owner = column_warp() == 0 && threadIdx.x % 4 == 0;
     float most = kMinusInfinity<float>;
 #pragma unroll
     for (int m = 0; m < kM; ++m)
@@ -226,12 +274,24 @@ struct WideForwardTile {
   }
 };
 
+template <class Tile>
+__device__ void run_wide_tile(const ForwardParams& params, unsigned char* shared) {
+  const int item = static_cast<int>(blockIdx.x) / params.heads_q, head = static_cast<int>(blockIdx.x) % params.heads_q;
+  if (item < *params.list.tiles) Tile(params, shared_address(shared), params.list.order[item], head).run();
+}
+
 template <class N, bool kLargeShared>
 __global__ void __launch_bounds__(kWideThreads, 1) wide_forward_kernel(const __grid_constant__ ForwardParams params) {
   extern __shared__ __align__(128) unsigned char shared[];
-  const int item = static_cast<int>(blockIdx.x) / params.heads_q, head = static_cast<int>(blockIdx.x) % params.heads_q;
-  if (item >= *params.list.tiles) return;
-  WideForwardTile<N, kLargeShared>(params, shared_address(shared), params.list.order[item], head).run();
+  using Tile = WideForwardTile<MmaProducts<N, kLargeShared>>;
+  static_assert(Tile::kSharedBytes == wide_forward_shared(N::kF32, kLargeShared));
+  run_wide_tile<Tile>(params, shared);
+}
+
+inline void launch_wide_forward(void (*kernel)(ForwardParams), std::size_t shared, const ForwardParams& params,
+                                cudaStream_t stream) {
+  const dim3 blocks(static_cast<unsigned>(params.tiles) * static_cast<unsigned>(params.heads_q));
+  launch(kernel, {blocks, dim3(kWideThreads), shared}, stream, params);
 }
 
 template <class N>
@@ -239,9 +299,7 @@ void run_wide_forward(bool large_shared, const ForwardParams& params, cudaStream
   auto* kernel = &wide_forward_kernel<N, false>;
   if constexpr (!N::kF32)
     if (large_shared) kernel = &wide_forward_kernel<N, true>;
-  const dim3 blocks(static_cast<unsigned>(params.tiles) * static_cast<unsigned>(params.heads_q));
-  launch(kernel, {blocks, dim3(kWideThreads), static_cast<std::size_t>(wide_forward_shared(N::kF32, large_shared))},
-         stream, params);
+  launch_wide_forward(kernel, static_cast<std::size_t>(wide_forward_shared(N::kF32, large_shared)), params, stream);
 }
 
 }  // namespace weft::cuda
