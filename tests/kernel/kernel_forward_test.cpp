@@ -35,7 +35,7 @@ TEST_P(KernelForward, HeadDimsAbove256) {
 
 // Of latent attention V is the first columns of K: read from where K is, with the bits of a copy.
 TEST_P(KernelForward, ValuesMayBeColumnsOfKeys) {
-  for (const auto& [dqk, dv] : {std::pair<Index, Index>{40, 24}, {576, 512}, {328, 300}}) {
+  for (const auto& [dqk, dv] : {std::pair<Index, Index>{576, 512}, {328, 300}, {40, 24}}) {
     if (const auto reason = refusal({.dim_qk = dqk, .dim_v = dv})) continue;
     for (const ViewKind view : {ViewKind::thd, ViewKind::gaps, ViewKind::sbhd}) {
       SCOPED_TRACE(std::to_string(dqk) + ":" + std::to_string(dv) + ", view " + std::to_string(static_cast<int>(view)));
@@ -46,7 +46,7 @@ TEST_P(KernelForward, ValuesMayBeColumnsOfKeys) {
       const Outputs shared(p), copied(p);
       ConstTensorView columns = p.k.view();
       columns.dim = dv;
-      const Buffer copy(dtype(), p.tk, 1, dv);
+      Buffer copy(dtype(), p.tk, 1, dv);
       copy.set(to_f64(columns));
       KernelForwardArgs args = shared.forward_args(problem);
       read_from(args, p.q.view(), p.k.view(), columns);

@@ -4,6 +4,7 @@
 #pragma once
 
 #include "kernel/cuda/portable/wide_forward.cuh"
+#include "kernel/cuda/sm90/forward/params.h"
 #include "kernel/cuda/sm90/fragments.cuh"
 #include "kernel/cuda/sm90/ptx/ptx.cuh"
 #include "kernel/cuda/sm90/ptx/wgmma.cuh"
@@ -33,7 +34,7 @@ struct WgmmaProducts {
   template <int kTileRows, int kColumns>
   using Layout = SwizzledBoxes<kTileRows>;
 
-  __device__ static int warp() { return static_cast<int>(warp_uniform(threadIdx.x / 32)); }
+  __device__ static int warp() { return static_cast<int>(threadIdx.x / 32); }
   __device__ static int key_warp() { return warp() / 4; }
   __device__ static int column_warp() { return warp() / 4; }
   __device__ static int score_row() { return warp() % 4 * 16; }
@@ -44,7 +45,8 @@ struct WgmmaProducts {
 
   __device__ static void scores(float (&to)[1][kScoreN8][4], unsigned q, unsigned k) {
     float(&d)[16] = reinterpret_cast<float(&)[16]>(to);
-    const unsigned a = smem_descriptor(q), b = smem_descriptor(k + 128 * 32 * static_cast<unsigned>(key_warp()));
+    const unsigned a = smem_descriptor(q),
+                   b = warp_uniform(smem_descriptor(k + 128 * 32 * static_cast<unsigned>(key_warp())));
     warpgroup_fence_operand(d);
     wgmma_fence();
 #pragma unroll
@@ -59,8 +61,8 @@ struct WgmmaProducts {
 
   __device__ static void add(float (&sums)[1][kOwn / 8][4], unsigned p, unsigned v) {
     float(&d)[128] = reinterpret_cast<float(&)[128]>(sums);
-    const unsigned a = smem_descriptor(p),
-                   b = smem_descriptor<kBoxBytes>(v + kOwn / 64 * kBoxBytes * static_cast<unsigned>(column_warp()));
+    const unsigned a = smem_descriptor(p), columns = kOwn / 64 * kBoxBytes * static_cast<unsigned>(column_warp()),
+                   b = warp_uniform(smem_descriptor<kBoxBytes>(v + columns));
     warpgroup_fence_operand(d);
     wgmma_fence();
 #pragma unroll
