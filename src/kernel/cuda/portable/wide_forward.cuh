@@ -283,9 +283,7 @@ __device__ void run_wide_tile(const ForwardParams& params, unsigned char* shared
 template <class N, bool kLargeShared>
 __global__ void __launch_bounds__(kWideThreads, 1) wide_forward_kernel(const __grid_constant__ ForwardParams params) {
   extern __shared__ __align__(128) unsigned char shared[];
-  using Tile = WideForwardTile<MmaProducts<N, kLargeShared>>;
-  static_assert(Tile::kSharedBytes == wide_forward_shared(N::kF32, kLargeShared));
-  run_wide_tile<Tile>(params, shared);
+  run_wide_tile<WideForwardTile<MmaProducts<N, kLargeShared>>>(params, shared);
 }
 
 inline void launch_wide_forward(void (*kernel)(ForwardParams), std::size_t shared, const ForwardParams& params,
@@ -296,6 +294,9 @@ inline void launch_wide_forward(void (*kernel)(ForwardParams), std::size_t share
 
 template <class N>
 void run_wide_forward(bool large_shared, const ForwardParams& params, cudaStream_t stream) {
+  constexpr bool kF32 = N::kF32;
+  static_assert(WideForwardTile<MmaProducts<N, false>>::kSharedBytes == wide_forward_shared(kF32, false));
+  static_assert(WideForwardTile<MmaProducts<N, !kF32>>::kSharedBytes == wide_forward_shared(kF32, true));
   auto* kernel = &wide_forward_kernel<N, false>;
   if constexpr (!N::kF32)
     if (large_shared) kernel = &wide_forward_kernel<N, true>;
