@@ -1,5 +1,8 @@
 // The forward of widths above 256: eight warps share a block's rows. Scores are divided among them by rows and keys, so
 // each is computed once; maxima of rows and P go through shared memory; then each adds P·V of its columns of V.
+//
+// P is computed against a reference of the row, its maximum when that last grew by more than 2^8: so sums are seldom
+// rescaled, and P stays far within f16.
 #pragma once
 
 #include "cuda/launch.h"
@@ -23,6 +26,7 @@ struct MmaProducts {
                        kOwn = kDimV / kColumnWarps;
   // Rows and keys that must all be skipped or none.
   static constexpr int kScoreGroup = 16 * kScoreM, kSumGroup = 16 * kM;
+  static constexpr bool kSkips = true;  // scores of which nothing is seen
 
   using QBlocks = Blocks<kRows, kDimQk>;
   using KBlocks = Blocks<kKeys, kDimQk>;
@@ -38,11 +42,13 @@ struct MmaProducts {
   __device__ static int column_warp() { return warp() % kColumnWarps; }
 
   __device__ static void publish() {}  // nothing to do but the barrier that follows
-  __device__ static void scores(float (&to)[kScoreM][kScoreN8][4], unsigned q, unsigned k) {
+  __device__ static void begin_scores(float (&)[kScoreM][kScoreN8][4], unsigned, unsigned) {}
+  __device__ static void end_scores(float (&to)[kScoreM][kScoreN8][4], unsigned q, unsigned k) {
     mma_in_two_chains<N, kDimQk / 16>(to, LeftRows<QBlocks>{QBlocks(q, score_row())},
                                       RightRows<KBlocks>{KBlocks(k, 16 * key_warp())});
   }
-  __device__ static void add(float (&sums)[kM][kOwn / 8][4], unsigned p, unsigned v) {
+  __device__ static void begin_add(float (&)[kM][kOwn / 8][4], unsigned, unsigned) {}
+  __device__ static void end_add(float (&sums)[kM][kOwn / 8][4], unsigned p, unsigned v) {
     mma_tiles<N, kKeys / 16>(sums, LeftRows<PBlocks>{PBlocks(p, sum_row())},
                              RightColumns<VBlocks>{VBlocks(v, 0), column_warp() * kOwn / 16});
   }
@@ -67,8 +73,10 @@ struct WideForwardTile : Products {
   unsigned q;  // address of the shared memory
   int tile, head;
   float sums[kM][kOwn / 8][4];
-  float sums_max[kM][2];                               // maximum logit·log2(e) of the rows of sums
-  float score_max[kScoreM][2], score_sum[kScoreM][2];  // of the rows of scores; this lane's part of the sum of P
+  float sums_reference[kM][2];  // of the rows of sums; -inf: no key yet
+  float score_reference[kScoreM][2];
+  // Maximum logit·log2(e) among the warp's keys, and this lane's part of the sum of P.
+  float score_max[kScoreM][2], score_sum[kScoreM][2];
 
   __device__ WideForwardTile(const ForwardParams& c, unsigned shared, int tile_, int head_)
       : params(c), q(shared), tile(tile_), head(head_) {}
@@ -100,27 +108,38 @@ struct WideForwardTile : Products {
       __syncthreads();
       const WorkSlice slice = keys.slice();
       const int base = keys.base();
+      float scores[kScoreM][kScoreN8][4];
+      const int first_key = base + 8 * kScoreN8 * key_warp();
+      const Visibility visibility = sees(slice, score_row() / Products::kScoreGroup * Products::kScoreGroup,
+                                         Products::kScoreGroup, first_key, 8 * kScoreN8);
+      // Products of warpgroups must not depend on branches: masks cover tiles of which nothing is seen.
+      const bool computes = has_scores() && visibility != Visibility::none;
+      if (!Products::kSkips || computes) Products::begin_scores(scores, q, k(stage));
       if (kVIsK) {
         more = keys.next();
         if (more) load_k(keys, stage ^ 1);
       } else {
         load<kKeys, kDimV>(v(stage), params.v, base, kv_head(), keys.valid());
       }
-      float scores[kScoreM][kScoreN8][4];
-      if (has_scores()) compute_scores(scores, slice, base + 8 * kScoreN8 * key_warp(), k(stage));
+      if (!Products::kSkips || computes)
+        Products::end_scores(scores, q, k(stage));
+      else
+        clear(scores);
+      if (has_scores()) mask_scores(scores, visibility, slice, first_key);
       const bool seen = sees(slice, sum_row() / Products::kSumGroup * Products::kSumGroup, Products::kSumGroup, base,
                              kKeys) != Visibility::none;
       __syncthreads();  // maxima
       if (has_scores()) softmax(scores);
-      follow_maximum();
+      follow_references();
       if (!kVIsK) cp_async_wait_all();
       Products::publish();
       __syncthreads();  // P and V
+      if (!Products::kSkips || seen) Products::begin_add(sums, q + kPAt, v(stage));
       if (!kVIsK) {
         more = keys.next();
         if (more) load_k(keys, stage);
       }
-      if (seen) Products::add(sums, q + kPAt, v(stage));
+      if (!Products::kSkips || seen) Products::end_add(sums, q + kPAt, v(stage));
       if (kVIsK) stage ^= 1;
     }
     end();
@@ -145,12 +164,12 @@ struct WideForwardTile : Products {
 #pragma unroll
     for (int m = 0; m < kM; ++m)
 #pragma unroll
-      for (int i = 0; i < 2; ++i) sums_max[m][i] = kMinusInfinity<float>;
+      for (int i = 0; i < 2; ++i) sums_reference[m][i] = kMinusInfinity<float>;
 #pragma unroll
     for (int m = 0; m < kScoreM; ++m)
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        score_max[m][i] = kMinusInfinity<float>;
+        score_reference[m][i] = score_max[m][i] = kMinusInfinity<float>;
         score_sum[m][i] = 0;
       }
     if (params.partial.states == nullptr) return;
@@ -160,7 +179,7 @@ struct WideForwardTile : Products {
       for (int i = 0; i < 2; ++i) {
         const int r = row() + sum_row() + lane_row() + 16 * m + 8 * i;
         if (!resumes(params, tile, r, head)) continue;
-        sums_max[m][i] = state_of(params, r, head).max * kLog2E;
+        sums_reference[m][i] = state_of(params, r, head).max * kLog2E;
         resume_sums(params.partial.sums, r, head, column(), i, sums[m]);
       }
 #pragma unroll
@@ -169,22 +188,15 @@ struct WideForwardTile : Products {
       for (int i = 0; i < 2; ++i) {
         const int r = row() + score_row() + lane_row() + 16 * m + 8 * i;
         if (!has_scores() || !resumes(params, tile, r, head)) continue;
-        score_max[m][i] = state_of(params, r, head).max * kLog2E;
+        score_reference[m][i] = score_max[m][i] = state_of(params, r, head).max * kLog2E;
         if (key_warp() == 0 && threadIdx.x % 4 == 0) score_sum[m][i] = state_of(params, r, head).sum;
       }
   }
 
   // And their maxima, to shared memory.
-  __device__ void compute_scores(float (&scores)[kScoreM][kScoreN8][4], const WorkSlice& slice, int first_key,
-                                 unsigned k_tile) const {
-    const Visibility visibility = sees(slice, score_row() / Products::kScoreGroup * Products::kScoreGroup,
-                                       Products::kScoreGroup, first_key, 8 * kScoreN8);
-    if (visibility != Visibility::none) {
-      Products::scores(scores, q, k_tile);
-      if (params.scores.softcap_scale != 0) apply_softcap(scores, params.scores.softcap_scale);
-    } else {
-      clear(scores);
-    }
+  __device__ void mask_scores(float (&scores)[kScoreM][kScoreN8][4], Visibility visibility, const WorkSlice& slice,
+                              int first_key) const {
+    if (params.scores.softcap_scale != 0) apply_softcap(scores, params.scores.softcap_scale);
     if (visibility != Visibility::full) apply_mask(scores, slice, row() + score_row() + lane_row(), first_key);
 #pragma unroll
     for (int m = 0; m < kScoreM; ++m)
@@ -195,80 +207,108 @@ struct WideForwardTile : Products {
       }
   }
 
-  // The new maximum of a row, given the old one and those of this tile.
-  __device__ float maximum(float old, int r) const {
+  // A row's maximum score among all keys of this tile, and the reference that follows from it. A row's own keys decide.
+  __device__ float reference(float old, int r) const {
     float most = load_float(of_row(r, 0));
 #pragma unroll
     for (int keys = 1; keys < kKeyWarps; ++keys) most = max_nan(most, load_float(of_row(r, keys)));
-    return max_nan(old, most * params.scores.scale_log2);
+    most *= params.scores.scale_log2;
+    return most > old + 8 || old == kMinusInfinity<float> ? most : old;
   }
 
   // Scores become P in shared memory.
   __device__ void softmax(float (&scores)[kScoreM][kScoreN8][4]) {
+    const float scale_log2 = params.scores.scale_log2;
 #pragma unroll
     for (int m = 0; m < kScoreM; ++m)
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        const float most = maximum(score_max[m][i], score_row() + lane_row() + 16 * m + 8 * i),
-                    reference = reference_of(most);
+        score_max[m][i] = max_nan(score_max[m][i], row_maximum(scores[m], i) * scale_log2);
+        const float now = reference(score_reference[m][i], score_row() + lane_row() + 16 * m + 8 * i),
+                    finite = reference_of(now);
         float sum = 0;
 #pragma unroll
         for (int n = 0; n < kScoreN8; ++n)
 #pragma unroll
           for (int j = 0; j < 2; ++j) {
             float& score = scores[m][n][2 * i + j];
-            score = probability_against(reference, score, params.scores.scale_log2);
+            score = probability_against(finite, score, scale_log2);
             sum += score;
           }
-        score_sum[m][i] = score_sum[m][i] * exp2_fast(score_max[m][i] - reference) + sum;
-        score_max[m][i] = most;
+        score_sum[m][i] = score_sum[m][i] * exp2_fast(score_reference[m][i] - finite) + sum;
+        score_reference[m][i] = now;
       }
     store_packed<N, kRows, kPitch>(q + kPAt, score_row(), kScoreN8 * key_warp(), scores);
   }
 
-  // Sums are rescaled to the new maximum.
-  __device__ void follow_maximum() {
+  // Sums are rescaled to the new references.
+  __device__ void follow_references() {
     float rescale[kM][2];
     bool same = true;
 #pragma unroll
     for (int m = 0; m < kM; ++m)
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        const float most = maximum(sums_max[m][i], sum_row() + lane_row() + 16 * m + 8 * i);
-        rescale[m][i] = exp2_fast(sums_max[m][i] - reference_of(most));
-        same = same && sums_max[m][i] == most;
-        sums_max[m][i] = most;
+        const float now = reference(sums_reference[m][i], sum_row() + lane_row() + 16 * m + 8 * i);
+        rescale[m][i] = exp2_fast(sums_reference[m][i] - reference_of(now));
+        same = same && sums_reference[m][i] == now;
+        sums_reference[m][i] = now;
       }
     if (!__all_sync(0xffffffffu, same)) rescale_rows(sums, rescale);
   }
 
-  __device__ void end() {
-    if (has_scores())
+  // One value of each row of scores, to be combined over the warps that share its keys.
+  __device__ void share(const float (&values)[kScoreM][2]) const {
+    __syncthreads();
+    if (has_scores() && threadIdx.x % 4 == 0)
 #pragma unroll
       for (int m = 0; m < kScoreM; ++m)
 #pragma unroll
-        for (int i = 0; i < 2; ++i) {
-          const float sum = row_total(score_sum[m][i]);
-          if (threadIdx.x % 4 == 0) store_float(of_row(score_row() + lane_row() + 16 * m + 8 * i, key_warp()), sum);
-        }
-    __syncthreads();  // also: every warp has read its rows' states
+        for (int i = 0; i < 2; ++i)
+          store_float(of_row(score_row() + lane_row() + 16 * m + 8 * i, key_warp()), values[m][i]);
+    __syncthreads();
+  }
+
+  __device__ void end() {
+    RowState<float> states[kM][2];
+    share(score_max);  // every warp has read its rows' old states
+#pragma unroll
+    for (int m = 0; m < kM; ++m)
+#pragma unroll
+      for (int i = 0; i < 2; ++i)
+#pragma unroll
+        for (int keys = 0; keys < kKeyWarps; ++keys)
+          states[m][i].max =
+              max_nan(states[m][i].max, load_float(of_row(sum_row() + lane_row() + 16 * m + 8 * i, keys)));
+#pragma unroll
+    for (int m = 0; m < kScoreM; ++m)
+#pragma unroll
+      for (int i = 0; i < 2; ++i) score_sum[m][i] = row_total(score_sum[m][i]);
+    share(score_sum);
     const bool owner = column_warp() == 0 && threadIdx.x % 4 == 0;
-    float most = kMinusInfinity<float>;
+    float most = kMinusInfinity<float>, rescale[kM][2];
 #pragma unroll
     for (int m = 0; m < kM; ++m)
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        const int in_tile = sum_row() + lane_row() + 16 * m + 8 * i;
-        if (row() + in_tile >= params.q.view.rows) continue;
-        RowState<float> state;
-        if (sums_max[m][i] != kMinusInfinity<float>) {
-          float sum = 0;
+        const float max = states[m][i].max;
+        rescale[m][i] = exp2_fast(sums_reference[m][i] - reference_of(max));
+        if (max == kMinusInfinity<float>) continue;
+        float sum = 0;
 #pragma unroll
-          for (int keys = 0; keys < kKeyWarps; ++keys) sum += load_float(of_row(in_tile, keys));
-          state = {sums_max[m][i] * kLn2, sum};
-        }
-        most = max_nan(most, state.max);
-        end_row(params, tile, row() + in_tile, head, state, owner, column(), i, sums[m]);
+        for (int keys = 0; keys < kKeyWarps; ++keys)
+          sum += load_float(of_row(sum_row() + lane_row() + 16 * m + 8 * i, keys));
+        states[m][i] = {max * kLn2, sum * rescale[m][i]};
+      }
+    rescale_rows(sums, rescale);
+#pragma unroll
+    for (int m = 0; m < kM; ++m)
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const int r = row() + sum_row() + lane_row() + 16 * m + 8 * i;
+        if (r >= params.q.view.rows) continue;
+        most = max_nan(most, states[m][i].max);
+        end_row(params, tile, r, head, states[m][i], owner, column(), i, sums[m]);
       }
     raise_max_logit(params, head, most);
   }

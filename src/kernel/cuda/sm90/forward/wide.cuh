@@ -29,6 +29,7 @@ struct WgmmaProducts {
   static constexpr int kScoreM = 1, kScoreN8 = 4, kKeyWarps = 2, kScoreWarps = kWideWarps;
   static constexpr int kM = 1, kOwn = kDimV / 2;
   static constexpr int kScoreGroup = kRows, kSumGroup = kRows;
+  static constexpr bool kSkips = false;
   static constexpr bool kBf16 = std::is_same_v<N, Bf16>;
   static constexpr unsigned kBoxBytes = SwizzledBoxes<64>::kBoxBytes;
   template <int kTileRows, int kColumns>
@@ -43,7 +44,8 @@ struct WgmmaProducts {
   // Before a barrier: what this thread wrote to shared memory, WGMMA reads.
   __device__ static void publish() { fence_proxy_async_shared(); }
 
-  __device__ static void scores(float (&to)[1][kScoreN8][4], unsigned q, unsigned k) {
+  // Issued, and awaited: tiles are asked for in between.
+  __device__ static void begin_scores(float (&to)[1][kScoreN8][4], unsigned q, unsigned k) {
     float(&d)[16] = reinterpret_cast<float(&)[16]>(to);
     const unsigned a = smem_descriptor(q),
                    b = warp_uniform(smem_descriptor(k + 128 * 32 * static_cast<unsigned>(key_warp())));
@@ -55,11 +57,13 @@ struct WgmmaProducts {
       wgmma<kBf16>(d, advance_descriptor(a, bytes), advance_descriptor(b, bytes), step > 0);
     }
     wgmma_commit_group();
+  }
+  __device__ static void end_scores(float (&to)[1][kScoreN8][4], unsigned, unsigned) {
     wgmma_wait_group<0>();
-    warpgroup_fence_operand(d);
+    warpgroup_fence_operand(reinterpret_cast<float(&)[16]>(to));
   }
 
-  __device__ static void add(float (&sums)[1][kOwn / 8][4], unsigned p, unsigned v) {
+  __device__ static void begin_add(float (&sums)[1][kOwn / 8][4], unsigned p, unsigned v) {
     float(&d)[128] = reinterpret_cast<float(&)[128]>(sums);
     const unsigned a = smem_descriptor(p), columns = kOwn / 64 * kBoxBytes * static_cast<unsigned>(column_warp()),
                    b = warp_uniform(smem_descriptor<kBoxBytes>(v + columns));
@@ -69,8 +73,10 @@ struct WgmmaProducts {
     for (unsigned step = 0; step < kKeys / 16; ++step)
       wgmma_b_mn_major<kBf16>(d, advance_descriptor(a, 32 * step), advance_descriptor(b, 2048 * step), true);
     wgmma_commit_group();
+  }
+  __device__ static void end_add(float (&sums)[1][kOwn / 8][4], unsigned, unsigned) {
     wgmma_wait_group<0>();
-    warpgroup_fence_operand(d);
+    warpgroup_fence_operand(reinterpret_cast<float(&)[128]>(sums));
   }
 };
 
