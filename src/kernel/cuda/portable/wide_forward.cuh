@@ -270,45 +270,46 @@ struct WideForwardTile : Products {
   }
 
   __device__ void end() {
-    RowState<float> states[kM][2];
+    // Not an array of RowState: nvcc 13.0 was seen to begin the maximum of one of four with 0.
+    float max[kM][2], sum[kM][2], rescale[kM][2];
     share(score_max);  // every warp has read its rows' old states
 #pragma unroll
     for (int m = 0; m < kM; ++m)
 #pragma unroll
-      for (int i = 0; i < 2; ++i)
+      for (int i = 0; i < 2; ++i) {
+        const int r = sum_row() + lane_row() + 16 * m + 8 * i;
+        max[m][i] = load_float(of_row(r, 0));
 #pragma unroll
-        for (int keys = 0; keys < kKeyWarps; ++keys)
-          states[m][i].max =
-              max_nan(states[m][i].max, load_float(of_row(sum_row() + lane_row() + 16 * m + 8 * i, keys)));
+        for (int keys = 1; keys < kKeyWarps; ++keys) max[m][i] = max_nan(max[m][i], load_float(of_row(r, keys)));
+        rescale[m][i] = exp2_fast(sums_reference[m][i] - reference_of(max[m][i]));
+      }
 #pragma unroll
     for (int m = 0; m < kScoreM; ++m)
 #pragma unroll
       for (int i = 0; i < 2; ++i) score_sum[m][i] = row_total(score_sum[m][i]);
     share(score_sum);
-    const bool owner = column_warp() == 0 && threadIdx.x % 4 == 0;
-    float most = kMinusInfinity<float>, rescale[kM][2];
 #pragma unroll
     for (int m = 0; m < kM; ++m)
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        const float max = states[m][i].max;
-        rescale[m][i] = exp2_fast(sums_reference[m][i] - reference_of(max));
-        if (max == kMinusInfinity<float>) continue;
-        float sum = 0;
+        const int r = sum_row() + lane_row() + 16 * m + 8 * i;
+        sum[m][i] = load_float(of_row(r, 0));
 #pragma unroll
-        for (int keys = 0; keys < kKeyWarps; ++keys)
-          sum += load_float(of_row(sum_row() + lane_row() + 16 * m + 8 * i, keys));
-        states[m][i] = {max * kLn2, sum * rescale[m][i]};
+        for (int keys = 1; keys < kKeyWarps; ++keys) sum[m][i] += load_float(of_row(r, keys));
       }
     rescale_rows(sums, rescale);
+    const bool owner = column_warp() == 0 && threadIdx.x % 4 == 0;
+    float most = kMinusInfinity<float>;
 #pragma unroll
     for (int m = 0; m < kM; ++m)
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
         const int r = row() + sum_row() + lane_row() + 16 * m + 8 * i;
         if (r >= params.q.view.rows) continue;
-        most = max_nan(most, states[m][i].max);
-        end_row(params, tile, r, head, states[m][i], owner, column(), i, sums[m]);
+        RowState<float> state;
+        if (max[m][i] != kMinusInfinity<float>) state = {max[m][i] * kLn2, sum[m][i] * rescale[m][i]};
+        most = max_nan(most, state.max);
+        end_row(params, tile, r, head, state, owner, column(), i, sums[m]);
       }
     raise_max_logit(params, head, most);
   }
