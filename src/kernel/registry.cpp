@@ -49,7 +49,7 @@ std::vector<Kernel> all_kernels() {
   std::vector<Kernel> all;
 #ifdef WEFT_WITH_SM90
   all.push_back({.name = "cuda.sm90",
-                 .about = "Hopper's bulk copies and warpgroup products: bf16, f16, head dims to 256",
+                 .about = "Hopper's bulk copies and warpgroup products: bf16, f16, head dims to 256 (forward: 576/512)",
                  .refusal = [](const KernelRequest& request) { return sm90_refusal(properties_for(request), request); },
                  .forward = cuda::sm90::forward,
                  .backward = cuda::sm90::backward,
@@ -59,7 +59,7 @@ std::vector<Kernel> all_kernels() {
 #ifdef WEFT_WITH_CUDA
   all.push_back(
       {.name = "cuda.portable",
-       .about = "tensor cores by mma.sync, any GPU since compute capability 8.0: bf16, f16, f32, head dims to 256",
+       .about = "tensor cores by mma.sync, any GPU since compute capability 8.0: bf16, f16, f32, head dims to 576/512",
        .refusal = [](const KernelRequest& request) { return portable_refusal(properties_for(request), request); },
        .forward = cuda::portable_forward,
        .backward = cuda::portable_backward});

@@ -77,7 +77,7 @@ std::vector<SupportRow> support_table() {
   for (const char* packing : {"any lengths", "empty sequences", "padding between sequences", "cross-attention"})
     add(rows, "packing", packing, {});
   for (const char* format : {"thd", "bshd", "sbhd"}) add(rows, "format", format, {});
-  for (const char* heads : {"grouped-query", "head map", "widths 192/128", "widths 576/512, on a CPU"})
+  for (const char* heads : {"grouped-query", "head map", "widths 192/128", "widths 576/512"})
     add(rows, "heads", heads, {});
   for (const char* feature : {"softcap", "sink off_by_one", "sink learnable", "max_logit", "scale"})
     add(rows, "feature", feature, {});

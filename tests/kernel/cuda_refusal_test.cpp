@@ -73,8 +73,8 @@ TEST(CudaRefusal, SharedMemoryAtItsEdge) {
 
 TEST(CudaRefusal, DTypesAndWidths) {
   expect_refused(gpu(9, 0, 227), on_gpu(DType::f64), "f64");
-  expect_refused(gpu(9, 0, 227), on_gpu(DType::bf16, 257, 16), "257");
-  expect_refused(gpu(9, 0, 227), on_gpu(DType::f32, 16, 300, Pass::backward), "300");
+  expect_refused(gpu(9, 0, 227), on_gpu(DType::bf16, 577, 16), "577");
+  expect_refused(gpu(9, 0, 227), on_gpu(DType::f32, 16, 513, Pass::backward), "513");
 }
 
 // On data-center GPUs everything up to 256; with the shared memory of others the widest are refused, and say so.
@@ -96,6 +96,25 @@ TEST(CudaRefusal, SharedMemory) {
   }
 }
 
+// Above 256: on the GPUs of data centers, f32's backward with 227 KiB alone.
+TEST(CudaRefusal, WidthsAbove256) {
+  for (const auto& [dim_qk, dim_v] : {std::pair<Index, Index>{257, 8}, {8, 257}, {576, 512}}) {
+    for (const DType dtype : {DType::f32, DType::bf16, DType::f16}) {
+      for (const Pass pass : {Pass::forward, Pass::backward}) {
+        const KernelRequest request = on_gpu(dtype, dim_qk, dim_v, pass);
+        EXPECT_EQ(portable_refusal(gpu(9, 0, 227), request), std::nullopt);
+        if (dtype == DType::f32 && pass == Pass::backward)
+          expect_refused(gpu(8, 0, 163), request, "shared memory");
+        else
+          EXPECT_EQ(portable_refusal(gpu(8, 0, 163), request), std::nullopt);
+        expect_refused(gpu(8, 6, 99), request, "shared memory");
+      }
+    }
+    EXPECT_EQ(sm90_refusal(gpu(9, 0, 227), on_gpu(DType::bf16, dim_qk, dim_v)), std::nullopt);
+    expect_refused(gpu(9, 0, 227), on_gpu(DType::bf16, dim_qk, dim_v, Pass::backward), "cuda.portable", sm90_refusal);
+  }
+}
+
 TEST(CudaRefusal, Sm90IsForHopperAlone) {
   const auto refused = [](const GpuProperties& on, const KernelRequest& request, const std::string& part) {
     expect_refused(on, request, part, sm90_refusal);
@@ -107,7 +126,7 @@ TEST(CudaRefusal, Sm90IsForHopperAlone) {
     refused(gpu(major, minor, 227), on_gpu(), "compute capability 9.0");
   refused(gpu(9, 0, 227), on_gpu(DType::f32), "f32");
   refused(gpu(9, 0, 227), on_gpu(DType::f64), "f64");
-  refused(gpu(9, 0, 227), on_gpu(DType::bf16, 264, 128), "264");
+  refused(gpu(9, 0, 227), on_gpu(DType::bf16, 584, 128), "584");
   refused({.missing = "no CUDA-capable device is detected"}, on_gpu(), "no CUDA-capable device");
   KernelRequest on_cpu = on_gpu();
   on_cpu.device = DeviceKind::cpu;

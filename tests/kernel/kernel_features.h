@@ -164,9 +164,9 @@ inline std::vector<KernelProblem> feature_problems(DType dtype) {
   return problems;
 }
 
-// Head dims that kernels for GPUs refuse.
+// Head dims that cuda.sm90 refuses, and the absorbed queries of latent attention: all heads on one K/V head.
 inline std::vector<KernelProblem> problems_above_256(DType dtype) {
-  constexpr std::pair<Index, Index> kDims[] = {{257, 300}, {320, 320}, {512, 64}, {576, 512}};
+  constexpr std::pair<Index, Index> kDims[] = {{257, 300}, {320, 320}, {512, 64}, {40, 264}, {576, 512}};
   std::vector<KernelProblem> problems;
   // As many rows and heads as make several tiles, which are smaller here.
   for (const auto& [dqk, dv] : kDims) {
@@ -174,6 +174,19 @@ inline std::vector<KernelProblem> problems_above_256(DType dtype) {
         {"dim " + std::to_string(dqk) + ":" + std::to_string(dv),
          {.tq = 90, .tk = 131, .hq = 6, .hk = 2, .dqk = dqk, .dv = dv, .slices = {{0, 88, 1, 130, -7, 60}}}});
   }
+  const auto add = [&](const std::string& name, auto&& change) {
+    AttentionProblem p{.tq = 70, .tk = 150, .hq = 3, .hk = 1, .dqk = 576, .dv = 512};
+    p.slices = {{0, 33, 3, 84, -kUnlimited, 50}, {33, 68, 40, 149, -70, 60}};
+    change(p);
+    problems.push_back({"576:512, " + name, p});
+  };
+  add("16 heads on one", [](AttentionProblem& p) { p.hq = 16; });
+  add("softcap and sink", [](AttentionProblem& p) { p.softcap = 3, p.sink = Sink::Kind::learnable; });
+  add("negative scale", [](AttentionProblem& p) { p.scale = -0.04, p.sink = Sink::Kind::off_by_one; });
+  add("gaps", [](AttentionProblem& p) { p.view = ViewKind::gaps; });
+  add("sbhd", [](AttentionProblem& p) { p.tq = 69, p.view = ViewKind::sbhd; });
+  add("no slices", [](AttentionProblem& p) { p.slices = {}; });
+  add("a narrow band", [](AttentionProblem& p) { p.slices = {{0, 70, 0, 150, 30, 34}, {0, 70, 0, 150, 35, 36}}; });
   fill(problems, dtype);
   return problems;
 }
@@ -265,8 +278,8 @@ std::vector<KernelProblem> growing_problem(DType dtype) {
   return problems;
 }
 
-// Any shape, view, mask and feature.
-inline KernelProblem random_problem(Random& random, DType dtype) {
+// Any shape, view, mask and feature; widths to 256, or seldom above that.
+inline KernelProblem random_problem(Random& random, DType dtype, bool above_256) {
   constexpr Index kWidths[] = {1, 3, 8, 16, 31, 40, 64, 72, 80, 96, 128, 136, 192, 200, 256};
   const auto width = [&] { return kWidths[random.index(0, 14)]; };
   AttentionProblem p;
@@ -278,6 +291,10 @@ inline KernelProblem random_problem(Random& random, DType dtype) {
   p.hq = p.hk * random.index(1, 3);
   p.dqk = width();
   p.dv = random.chance(0.5) ? p.dqk : width();
+  if (above_256 && random.chance(0.15)) {
+    p.dqk = random.chance(0.5) ? 576 : random.index(1, 576);
+    p.dv = random.chance(0.5) ? 512 : p.dqk <= 256 ? random.index(257, 512) : random.index(1, 512);
+  }
   p.view = static_cast<ViewKind>(random.index(0, 3));
   if (random.chance(0.3)) p.scale = random.value();
   if (random.chance(0.2)) p.softcap = 0.5 + 10 * random.unit();

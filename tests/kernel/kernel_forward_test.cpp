@@ -33,6 +33,32 @@ TEST_P(KernelForward, HeadDimsAbove256) {
   expect_all(problems_above_256, true);
 }
 
+// Of latent attention V is the first columns of K: read from where K is, with the bits of a copy.
+TEST_P(KernelForward, ValuesMayBeColumnsOfKeys) {
+  for (const auto& [dqk, dv] : {std::pair<Index, Index>{576, 512}, {328, 300}, {40, 24}}) {
+    if (const auto reason = refusal({.dim_qk = dqk, .dim_v = dv})) continue;
+    for (const ViewKind view : {ViewKind::thd, ViewKind::gaps, ViewKind::sbhd}) {
+      SCOPED_TRACE(std::to_string(dqk) + ":" + std::to_string(dv) + ", view " + std::to_string(static_cast<int>(view)));
+      const KernelProblem problem =
+          make_problem({.tq = 150, .tk = 231, .hq = 4, .hk = 1, .dqk = dqk, .dv = dv, .dtype = dtype(), .view = view},
+                       {{2, 70, 3, 200, -kUnlimited, 90}, {70, 150, 100, 231, -60, 60}}, 19);
+      const AttentionProblem& p = problem.p;
+      const Outputs shared(p), copied(p);
+      ConstTensorView columns = p.k.view();
+      columns.dim = dv;
+      Buffer copy(dtype(), p.tk, 1, dv);
+      copy.set(to_f64(columns));
+      KernelForwardArgs args = shared.forward_args(problem);
+      read_from(args, p.q.view(), p.k.view(), columns);
+      attend_on(kernel(), args);
+      args = copied.forward_args(problem);
+      read_from(args, p.q.view(), p.k.view(), copy.view());
+      attend_on(kernel(), args);
+      expect_same_bits(shared, copied, Pass::forward);
+    }
+  }
+}
+
 // Outputs need not be of the inputs' dtype: what is asked for in f32 is not rounded to 16 bits first.
 TEST_P(KernelForward, OutputsOfAnyDType) {
   for (const DType to : kDTypes) {
@@ -57,10 +83,14 @@ TEST_P(KernelForward, PartialStepsGiveTheWhole) {
   Judge judge(dtype(), true);
   Random random(11);
   int stepped = 0;
-  for (const Judged& j : judged(dtype(), Pass::forward, feature_problems)) {
-    SCOPED_TRACE(j.problem.name);
-    if (judge_parts(judge, kernel(), j.problem, j.want, random_parts(random, j.problem.p.tk))) ++stepped;
-  }
+  const auto judge_all = [&](MakeProblems make) {
+    for (const Judged& j : judged(dtype(), Pass::forward, make)) {
+      SCOPED_TRACE(j.problem.name);
+      if (judge_parts(judge, kernel(), j.problem, j.want, random_parts(random, j.problem.p.tk))) ++stepped;
+    }
+  };
+  judge_all(feature_problems);
+  if (!refusal({.dim_qk = 576, .dim_v = 512})) judge_all(problems_above_256);
   if (find_kernel(kernel()).takes_steps != nullptr) {
     EXPECT_GT(stepped, 5);
   }

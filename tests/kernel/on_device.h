@@ -129,8 +129,12 @@ class OnDevice {
   template <class Args>
   Args bind_inputs(Args args) {
     args.q = in(args.q);
+    const void* const keys = args.k.data;
     args.k = in(args.k);
-    args.v = in(args.v);
+    if (args.v.data == keys && args.v.dim <= args.k.dim)  // V may be the first columns of K
+      args.v.data = args.k.data;
+    else
+      args.v = in(args.v);
     args.attention.sink.logits = in(args.attention.sink.logits);
     args.place = place_;
     return args;

@@ -119,7 +119,7 @@ Meanings tensor_meanings() {
        {{"grouped-query", heads(6, 2)},
         {"head map", heads(5, 3, {2, 0, 2, 1, 2})},
         {"widths 192/128", widths(192, 128)},
-        {"widths 576/512, on a CPU", widths(576, 512)}}},
+        {"widths 576/512", widths(576, 512)}}},
       {"feature",
        {{"softcap", set(&Case::softcap, 3)},
         {"sink off_by_one", set(&Case::sink, Case::SinkKind::off_by_one)},

@@ -1,6 +1,8 @@
 // Host code that the GPU kernels share: a call's arguments in the form that kernels take.
 #pragma once
 
+#include <functional>
+
 #include <cuda_runtime_api.h>
 
 #include "cuda/handle_pool.h"
@@ -23,6 +25,9 @@ void check_grid(Index tiles, Index heads);
 // Error if rows, and the rows of a tile past the last one, do not fit in 32 bits.
 void check_rows(Index rows);
 int sm_count_of(int device);
+// A forward whose tiles are `rows` query rows of a head; `run` launches it.
+void forward_by_head(const KernelForwardArgs& args, int rows,
+                     const std::function<void(const ForwardParams&, cudaStream_t)>& run);
 // out and lse, recomputed by `forward` where the caller did not save them.
 struct RecomputedForward {
   RecomputedForward(KernelBackwardArgs& args, void (*forward)(const KernelForwardArgs&), cudaStream_t stream);

@@ -84,26 +84,35 @@ __device__ inline void load_piece(const InputView& from, Index at, int count, un
   }
 }
 
+// Asynchronous copies of rows first .. first + kRows, kPieces pieces of each from kFirst on; a thread's rows are
+// equally spaced. Pieces that are not valid, or past the view's columns, become zeros and are not read.
+template <class Layout, int kRows, int kFirst, int kPieces, int kThreads, class Valid>
+__device__ inline void copy_columns(unsigned to, const ConstTensorView& from, int first, int head, const Valid& valid) {
+  constexpr int kStep = kThreads / kPieces;
+  static_assert(kThreads % kPieces == 0 && kRows % kStep == 0);
+  const int r = static_cast<int>(threadIdx.x) / kPieces, piece = kFirst + static_cast<int>(threadIdx.x) % kPieces;
+  const bool inside = piece * 8 < static_cast<int>(from.dim);
+  const char* at = static_cast<const char*>(from.data) + 2 * (offset_of(from, first + r, head) + piece * 8);
+  const Index apart = 2 * kStep * from.row_stride;
+#pragma unroll
+  for (int i = 0; i < kRows / kStep; ++i, at += apart)
+    cp_async_16(to + Layout::offset(r + i * kStep, piece), at, !(inside && valid(r + i * kStep)));
+}
+
 // Rows first .. first + kRows of a head. Rows that are not valid(r), and columns past the view's, become zeros and are
 // not read. Asynchronous where possible: call cp_async_wait_all() and a barrier before the tile is used.
-template <class N, int kRows, int kColumns, int kThreads, class Valid>
+template <class N, int kRows, int kColumns, int kThreads, class Layout = SwizzledRows<kColumns>, class Valid>
 __device__ inline void load_tile(unsigned to, const InputView& from, int first, int head, const Valid& valid) {
   constexpr int kPieces = kColumns / 8, kAll = kRows * kPieces;
-  static_assert(kAll % kThreads == 0 || kAll < kThreads);
   const int dim = static_cast<int>(from.view.dim);
   if (!N::kF32 && from.direct && from.same) {
     if constexpr (kThreads % kPieces == 0 && kAll % kThreads == 0) {
-      if (from.view.inner == 0) {  // a thread's rows are equally spaced
-        constexpr int kStep = kThreads / kPieces;
-        const int r = static_cast<int>(threadIdx.x) / kPieces, piece = static_cast<int>(threadIdx.x) % kPieces;
-        const bool inside = piece * 8 < dim;
-        const char* at =
-            static_cast<const char*>(from.view.data) + 2 * (offset_of(from.view, first + r, head) + piece * 8);
-        const Index apart = 2 * kStep * from.view.row_stride;
-#pragma unroll
-        for (int i = 0; i < kRows / kStep; ++i, at += apart)
-          cp_async_16(to + swizzled_offset<kColumns>(r + i * kStep, piece), at, !(inside && valid(r + i * kStep)));
-        return;
+      if (from.view.inner == 0)
+        return copy_columns<Layout, kRows, 0, kPieces, kThreads>(to, from.view, first, head, valid);
+    } else if constexpr (kPieces == 72 && kThreads == 256 && kRows % 32 == 0) {
+      if (from.view.inner == 0) {
+        copy_columns<Layout, kRows, 0, 64, kThreads>(to, from.view, first, head, valid);
+        return copy_columns<Layout, kRows, 64, 8, kThreads>(to, from.view, first, head, valid);
       }
     }
 #pragma unroll 4
@@ -111,8 +120,7 @@ __device__ inline void load_tile(unsigned to, const InputView& from, int first, 
       const int r = i / kPieces, piece = i % kPieces;
       const bool zero = !valid(r) || piece * 8 >= dim;
       const Index at = zero ? 0 : offset_of(from.view, first + r, head) + piece * 8;
-      cp_async_16(to + swizzled_offset<kColumns>(r, piece), static_cast<const std::uint16_t*>(from.view.data) + at,
-                  zero);
+      cp_async_16(to + Layout::offset(r, piece), static_cast<const std::uint16_t*>(from.view.data) + at, zero);
     }
     return;
   }
@@ -125,7 +133,7 @@ __device__ inline void load_tile(unsigned to, const InputView& from, int first, 
 #pragma unroll
     for (int part = 0; part < N::kParts; ++part)
       asm volatile("st.shared.v4.b32 [%0], {%1,%2,%3,%4};\n" ::"r"(
-                       to + static_cast<unsigned>(part * kRows * kColumns * 2) + swizzled_offset<kColumns>(r, piece)),
+                       to + static_cast<unsigned>(part * kRows * kColumns * 2) + Layout::offset(r, piece)),
                    "r"(parts[part][0]), "r"(parts[part][1]), "r"(parts[part][2]), "r"(parts[part][3])
                    : "memory");
   }

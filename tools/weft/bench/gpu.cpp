@@ -26,14 +26,22 @@ namespace {
 
 constexpr Index kProduct = 8192;  // rows and columns of the square matrices that the peer multiplies
 
-std::vector<const GpuCase*> asked_cases(const Flags& flags, const Kernel& kernel) {
+std::optional<std::string> refusal_of(const Kernel& kernel, DType dtype, Index dim, Index dim_v) {
+  return kernel.refusal({.dtype = dtype, .dim_qk = dim, .dim_v = dim_v, .device = DeviceKind::cuda});
+}
+
+std::vector<const GpuCase*> asked_cases(const Flags& flags, const Kernel& kernel, DType dtype) {
   std::vector<const GpuCase*> all;
   for (const GpuCase& c : gpu_cases())
     if ((!c.spec.schedule || kernel.takes_steps != nullptr) &&
         (!flags.given("graph") || (!c.spec.schedule && !c.spec.tree)))  // neither is planned on the device
       all.push_back(&c);
   const std::string* asked = flags.find("cases");
-  if (asked == nullptr) return all;
+  if (asked == nullptr) {  // without widths that the kernel does not do
+    if (!refusal_of(kernel, dtype, 128, 128))
+      std::erase_if(all, [&](const GpuCase* c) { return refusal_of(kernel, dtype, c->dim, c->width_v()).has_value(); });
+    return all;
+  }
   std::vector<const GpuCase*> some;
   for (const std::string_view name : split(*asked, ',')) {
     const auto found = std::find_if(all.begin(), all.end(), [&](const GpuCase* c) { return c->name == name; });
@@ -141,6 +149,7 @@ CallOptions call_of(CallOptions o, const GpuCase& c, Pass pass) {
   o.dim = c.dim;
   o.dim_v = c.width_v();
   o.softcap = c.softcap;
+  o.v_is_k = c.v_is_k;
   return o;
 }
 
@@ -162,10 +171,9 @@ int bench_gpu(const Flags& flags) {
   const CallOptions options = options_of(flags);
   const Kernel& kernel = find_kernel(options.kernel);
   const Index rounds = flags.within("repeat", 20, 1, 1000);
-  const std::vector<const GpuCase*> cases = asked_cases(flags, kernel);
+  const std::vector<const GpuCase*> cases = asked_cases(flags, kernel, options.dtype);
   for (const GpuCase* c : cases)
-    if (const std::optional<std::string> why = kernel.refusal(
-            {.dtype = options.dtype, .dim_qk = c->dim, .dim_v = c->width_v(), .device = DeviceKind::cuda}))
+    if (const std::optional<std::string> why = refusal_of(kernel, options.dtype, c->dim, c->width_v()))
       throw Error(fmt::format("kernel {} cannot do {} {}: {}", kernel.name, c->name, weft::name(options.dtype), *why),
                   "choose others by --cases and --dtype, or another --kernel");
   JsonOutput output(flags.find("json"));

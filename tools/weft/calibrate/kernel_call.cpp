@@ -115,7 +115,9 @@ struct KernelCall::Data {
     };
     q = tensor(o.dtype, c.q_rows, c.heads_q, o.dim, true);
     k = tensor(o.dtype, c.k_rows, c.heads_k, o.dim, true);
-    v = tensor(o.dtype, c.k_rows, c.heads_k, o.dim_v, true);
+    v = k;
+    v.dim = o.dim_v;
+    if (!o.v_is_k) v = tensor(o.dtype, c.k_rows, c.heads_k, o.dim_v, true);
     out = tensor(o.dtype, c.q_rows, c.heads_q, o.dim_v, false);
     lse = tensor(DType::f32, c.q_rows, c.heads_q, 1, false);
     run(Pass::forward);

@@ -35,6 +35,7 @@ struct CallOptions {
   Pass pass = Pass::forward;
   DType dtype = DType::f32;
   Index dim = 128, dim_v = 128;
+  bool v_is_k = false;  // V is the first columns of K
   double softcap = 0;
   Index keys_per_split = 0;  // as ForwardArgs::keys_per_split
   bool deterministic = false;

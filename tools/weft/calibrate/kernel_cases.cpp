@@ -141,6 +141,9 @@ const std::vector<GpuCase>& gpu_cases() {
       // Multi-head latent attention: keys and values of all heads.
       {"mla-packed", "", {.lengths = kPacked, .heads_q = 128, .heads_k = 128}, 192, 128},
       {"documents-of-32", "", {.lengths = repeated({{2048, 32}})}},
+      // Queries of latent attention that have absorbed the projection of K: all heads on one K/V head.
+      {"mla-absorbed", "", {.lengths = kPacked, .heads_q = 16, .heads_k = 1}, 576, 512, 0, true},
+      {"mla-absorbed-128", "", {.lengths = {4096, 2048, 1024, 1024}, .heads_q = 128, .heads_k = 1}, 576, 512, 0, true},
       {"ring-rank-of-8", "", by_steps(of_rank(3, 8, kPacked), ring)},
       {"ring-1-rank-of-8", "", by_steps(of_rank(3, 8, kPacked), ring_1)},
       {"exact-rank-of-8", "", by_steps(of_rank(3, 8, kPacked), exact_2)},

@@ -48,6 +48,7 @@ struct GpuCase {
   CaseSpec spec;
   Index dim = 128, dim_v = 0;  // dim_v 0: dim
   double softcap = 0;
+  bool v_is_k = false;  // V is the first columns of K
 
   Index width_v() const { return dim_v > 0 ? dim_v : dim; }
 };

@@ -154,20 +154,7 @@ struct BackwardTile {
 
   // dS^T to shared memory as [key][row].
   __device__ void store_ds(const float (&d)[1][kRows / 8][4]) const {
-    const int lane = static_cast<int>(threadIdx.x % 32);
-#pragma unroll
-    for (int n = 0; n < kRows / 8; ++n)
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        unsigned packed[N::kParts];
-        N::pack(packed, d[0][n][2 * i], d[0][n][2 * i + 1]);
-        const unsigned to = k + kDsAt + swizzled_offset<kPitch>(warp_key() + lane / 4 + 8 * i, n) + 4 * (lane % 4);
-#pragma unroll
-        for (int part = 0; part < N::kParts; ++part)
-          asm volatile("st.shared.b32 [%0], %1;\n" ::"r"(to + static_cast<unsigned>(part * kKeys * kPitch * 2)),
-                       "r"(packed[part])
-                       : "memory");
-      }
+    store_packed<N, kKeys, kPitch>(k + kDsAt, warp_key(), 0, d);
   }
 
   // A warp computes its part of dQ from all keys of the tile. The sums in global memory are in register layout: warp by
@@ -189,29 +176,13 @@ struct BackwardTile {
       for (int n = 0; n < kOwn / 8; ++n) red_add_v4_f32(to + (m * (kOwn / 8) + n) * 128, sums[m][n]);
   }
 
-  template <int kColumns8>
-  __device__ void store(const TensorView& to, const float (&sums)[1][kColumns8][4]) const {
-    const int lane = static_cast<int>(threadIdx.x % 32);
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const int r = warp_key() + lane / 4 + 8 * i;
-      if (key() + r >= params.k.view.rows) continue;
-      const bool seen = live(r) && params.heads.begin[kv_head] < params.heads.begin[kv_head + 1];
-      if (params.add_keys && !seen) continue;
-      const RowOut out(to, key() + r, kv_head);
-#pragma unroll
-      for (int n = 0; n < kColumns8; ++n) {
-        const float x = seen ? sums[0][n][2 * i] : 0.0f, y = seen ? sums[0][n][2 * i + 1] : 0.0f;
-        if (params.add_keys)
-          out.add(n * 8 + 2 * (lane % 4), x, y);
-        else
-          out.store(n * 8 + 2 * (lane % 4), x, y);
-      }
-    }
-  }
   __device__ void end() const {
-    if constexpr (kDk) store(params.dk, dk_sums);
-    if constexpr (kDv) store(params.dv, dv_sums);
+    const int lane = static_cast<int>(threadIdx.x % 32), row = key() + warp_key() + lane / 4, column = 2 * (lane % 4);
+    const auto seen = [&](int r) {
+      return live(r - key()) && params.heads.begin[kv_head] < params.heads.begin[kv_head + 1];
+    };
+    if constexpr (kDk) store_gradient(params.dk, row, kv_head, column, params.add_keys, dk_sums, seen);
+    if constexpr (kDv) store_gradient(params.dv, row, kv_head, column, params.add_keys, dv_sums, seen);
   }
 };
 

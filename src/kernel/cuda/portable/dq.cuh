@@ -76,17 +76,8 @@ struct DqTile {
       __syncthreads();
     }
     cp_async_wait_all();
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const int r = lane_row + 8 * i;
-      if (r >= params.q.view.rows) continue;
-      const bool live = row_is_live(params.rows, tile, r);
-      const RowOut out(params.dq, r, head);
-#pragma unroll
-      for (int n = 0; n < kDimQk / 8; ++n)
-        out.store(n * 8 + 2 * static_cast<int>(threadIdx.x % 4), live ? sums[0][n][2 * i] : 0.0f,
-                  live ? sums[0][n][2 * i + 1] : 0.0f);
-    }
+    store_gradient(params.dq, lane_row, head, 2 * static_cast<int>(threadIdx.x % 4), false, sums,
+                   [&](int r) { return row_is_live(params.rows, tile, r); });
   }
 };
 

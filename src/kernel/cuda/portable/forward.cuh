@@ -6,10 +6,7 @@
 #pragma once
 
 #include "cuda/launch.h"
-#include "kernel/cuda/portable/params.h"
-#include "kernel/cuda/portable/tile.cuh"
-#include "kernel/cuda/rows.cuh"
-#include "kernel/cuda/work/tile_iterators.cuh"
+#include "kernel/cuda/portable/forward_rows.cuh"
 
 namespace weft::cuda {
 
@@ -52,7 +49,7 @@ struct ForwardTile {
       const int rows = static_cast<int>(params.q.view.rows) - row();
       load_tile<N, kRows, kDimQk, kThreads>(q, params.q, row(), head, [=](int r) { return r < rows; });
       load_tile<N, kKeys, kDimQk, kThreads>(k(), params.k, keys.base(), kv_head(), keys.valid());
-      if (params.sign != 1.0f) apply_sign();
+      if (params.sign != 1.0f) apply_sign<N, kThreads>(q, kQBytes, params.sign);
     }
     while (more) {
       cp_async_wait_all();
@@ -66,8 +63,8 @@ struct ForwardTile {
         clear(scores);
         mma_tiles<N, kDimQk / 16>(scores, LeftRows<QBlocks>{QBlocks(q, warp_row())},
                                   RightRows<KBlocks>{KBlocks(k(), 0)});
-        if (params.scores.softcap_scale != 0) apply_softcap(scores);
-        if (visibility == Visibility::partial) apply_mask(scores, keys.slice(), keys.base());
+        if (params.scores.softcap_scale != 0) apply_softcap(scores, params.scores.softcap_scale);
+        if (visibility == Visibility::partial) apply_mask(scores, keys.slice(), row_of(0, 0), keys.base());
       }
       cp_async_wait_all();
       __syncthreads();
@@ -81,13 +78,6 @@ struct ForwardTile {
     end();
   }
 
-  __device__ bool resumes(int r) const {
-    return params.partial.states != nullptr && r < params.q.view.rows && row_is_live(params.list, tile, r);
-  }
-  __device__ RowState<float>& state_of(int r) const {
-    return params.partial.states[static_cast<Index>(r) * params.heads_q + head];
-  }
-
   // Starts rows as empty, or where an earlier call left them.
   __device__ void begin() {
     clear(sums);
@@ -99,60 +89,16 @@ struct ForwardTile {
         row_sum[m][i] = 0;
       }
     if (params.partial.states == nullptr) return;
-    const TensorView& old = params.partial.sums;
-    const int column = 2 * static_cast<int>(threadIdx.x % 4);
 #pragma unroll
     for (int m = 0; m < kM; ++m)
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
         const int r = row_of(m, i);
-        if (!resumes(r) || is_empty(state_of(r))) continue;
-        row_max[m][i] = state_of(r).max * kLog2E;
-        row_sum[m][i] = threadIdx.x % 4 == 0 ? state_of(r).sum : 0.0f;
-        const float* from = static_cast<const float*>(old.data) + offset_of(old, r, head);
-#pragma unroll
-        for (int n = 0; n < kDimV / 8; ++n)
-#pragma unroll
-          for (int j = 0; j < 2; ++j)
-            if (n * 8 + column + j < old.dim) sums[m][n][2 * i + j] = from[n * 8 + column + j];
-      }
-  }
-
-  // For a scale that is not positive the queries change sign, or become zeros (NaN stays NaN).
-  __device__ void apply_sign() {
-    cp_async_wait_all();
-    __syncthreads();
-    for (unsigned i = threadIdx.x; i < kQBytes / 2; i += kThreads) {
-      std::uint16_t bits;
-      asm volatile("ld.shared.u16 %0, [%1];\n" : "=h"(bits) : "r"(q + 2 * i));
-      bits = N::times(bits, params.sign);
-      asm volatile("st.shared.u16 [%0], %1;\n" ::"r"(q + 2 * i), "h"(bits) : "memory");
-    }
-  }
-
-  __device__ void apply_softcap(float (&scores)[kM][kKeys / 8][4]) const {
-#pragma unroll
-    for (int m = 0; m < kM; ++m)
-#pragma unroll
-      for (int n = 0; n < kKeys / 8; ++n)
-#pragma unroll
-        for (int i = 0; i < 4; ++i) scores[m][n][i] = tanhf(scores[m][n][i] * params.scores.softcap_scale);
-  }
-
-  __device__ void apply_mask(float (&scores)[kM][kKeys / 8][4], const WorkSlice& slice, int base) const {
-#pragma unroll
-    for (int m = 0; m < kM; ++m)
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        const VisibleRange seen = visible_keys(slice, row_of(m, i), base);
-        const int column = 2 * static_cast<int>(threadIdx.x % 4);
-#pragma unroll
-        for (int n = 0; n < kKeys / 8; ++n)
-#pragma unroll
-          for (int j = 0; j < 2; ++j) {
-            const int key = n * 8 + column + j;
-            if (key < seen.first || key > seen.last) scores[m][n][2 * i + j] = kMinusInfinity<float>;
-          }
+        if (!resumes(params, tile, r, head)) continue;
+        const RowState<float> state = state_of(params, r, head);
+        row_max[m][i] = state.max * kLog2E;
+        row_sum[m][i] = threadIdx.x % 4 == 0 ? state.sum : 0.0f;
+        resume_sums(params.partial.sums, r, head, 0, i, sums[m]);
       }
   }
 
@@ -165,14 +111,8 @@ struct ForwardTile {
     for (int m = 0; m < kM; ++m)
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        float most = max_nan(scores[m][0][2 * i], scores[m][0][2 * i + 1]);
-#pragma unroll
-        for (int n = 1; n < kKeys / 8; ++n) most = max_nan(most, max_nan(scores[m][n][2 * i], scores[m][n][2 * i + 1]));
-        most = max_nan(most, __shfl_xor_sync(0xffffffffu, most, 1));
-        most = max_nan(most, __shfl_xor_sync(0xffffffffu, most, 2));
-        most = max_nan(row_max[m][i], most * scale_log2);
-        // A row without keys so far: any finite reference will do, while -inf - -inf is NaN.
-        const float reference = most == kMinusInfinity<float> ? 0.0f : most;
+        const float most = max_nan(row_max[m][i], row_maximum(scores[m], i) * scale_log2);
+        const float reference = reference_of(most);
         rescale[m][i] = exp2_fast(row_max[m][i] - reference);
         same = same && row_max[m][i] == most;
         row_max[m][i] = most;
@@ -181,62 +121,30 @@ struct ForwardTile {
         for (int n = 0; n < kKeys / 8; ++n)
 #pragma unroll
           for (int j = 0; j < 2; ++j) {
-            // Not fused: the exponent is exactly 0 at the maximum, so that P is exactly 1 there.
-            const float probability = exp2_fast(__fsub_rn(__fmul_rn(scores[m][n][2 * i + j], scale_log2), reference));
-            scores[m][n][2 * i + j] = probability;
-            sum += probability;
+            float& score = scores[m][n][2 * i + j];
+            score = probability_against(reference, score, scale_log2);
+            sum += score;
           }
         row_sum[m][i] = row_sum[m][i] * rescale[m][i] + sum;
       }
-    if (__all_sync(0xffffffffu, same)) return;  // all factors are 1
-#pragma unroll
-    for (int m = 0; m < kM; ++m)
-#pragma unroll
-      for (int n = 0; n < kDimV / 8; ++n)
-#pragma unroll
-        for (int i = 0; i < 4; ++i) sums[m][n][i] *= rescale[m][i / 2];
+    if (!__all_sync(0xffffffffu, same)) rescale_rows(sums, rescale);  // else all factors are 1
   }
 
   __device__ void end() {
-    const int column = 2 * static_cast<int>(threadIdx.x % 4);
     float most = kMinusInfinity<float>;
 #pragma unroll
     for (int m = 0; m < kM; ++m)
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        float sum = row_sum[m][i];
-        sum += __shfl_xor_sync(0xffffffffu, sum, 1);
-        sum += __shfl_xor_sync(0xffffffffu, sum, 2);
+        const float sum = row_total(row_sum[m][i]);
         const int r = row_of(m, i);
         if (r >= params.q.view.rows) continue;
         RowState<float> state;
         if (row_max[m][i] != kMinusInfinity<float>) state = {row_max[m][i] * kLn2, sum};
         most = max_nan(most, state.max);
-        const bool partial = params.partial.states != nullptr;
-        if (partial && !row_is_live(params.list, tile, r)) continue;
-        float weight = 1;
-        if (partial) {
-          if (threadIdx.x % 4 == 0) state_of(r) = state;
-        } else {
-          const FinishedRow<float> done = finish(state, sink_logit(params.sink, head));
-          weight = done.weight;
-          if (threadIdx.x % 4 == 0 && params.lse.given())
-            store_element(params.lse.data, params.lse.dtype, offset_of(params.lse, r, head), done.lse);
-        }
-        const bool empty = is_empty(state);
-        const RowOut out(partial ? params.partial.sums : params.out, r, head);
-#pragma unroll
-        for (int n = 0; n < kDimV / 8; ++n) {
-          // Adding 0 turns -0 into 0.
-          const float x = empty ? 0.0f : sums[m][n][2 * i] * weight + 0.0f;
-          const float y = empty ? 0.0f : sums[m][n][2 * i + 1] * weight + 0.0f;
-          out.store(n * 8 + column, x, y);
-        }
+        end_row(params, tile, r, head, state, threadIdx.x % 4 == 0, 0, i, sums[m]);
       }
-    if (params.max_logit == nullptr) return;
-#pragma unroll
-    for (int lane = 16; lane > 0; lane /= 2) most = max_nan(most, __shfl_xor_sync(0xffffffffu, most, lane));
-    if (threadIdx.x % 32 == 0 && most != kMinusInfinity<float>) atomicMax(params.max_logit + head, ordered(most));
+    raise_max_logit(params, head, most);
   }
 };
 

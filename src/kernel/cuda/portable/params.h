@@ -87,7 +87,7 @@ struct BackwardParams {
   float* dq_sums;  // [hq, padded rows / kRows] tiles in register layout, or null
   TensorView dq, dk, dv;
   bool add_keys;
-  bool large_shared;                           // as in backward_shape
+  bool large_shared;                           // as in backward_shape, or wide_gradient_stages
   int row_tiles, key_tiles, heads_q, heads_k;  // upper bounds, as the grid has them
 };
 
@@ -123,6 +123,11 @@ template <class N>
 void run_forward(Width width, const ForwardParams& params, cudaStream_t stream);
 template <class N>
 void run_backward(Width width, const BackwardParams& params, cudaStream_t stream);
+// Widths above 256: dK, dV and dQ by the owners of their rows.
+template <class N>
+void run_wide_forward(bool large_shared, const ForwardParams& params, cudaStream_t stream);
+template <class N>
+void run_wide_backward(const BackwardParams& params, cudaStream_t stream);
 // dQ by the owners of its rows; `rows` has tiles of dq_rows.
 template <class N>
 void run_dq(Width width, const BackwardParams& params, cudaStream_t stream);

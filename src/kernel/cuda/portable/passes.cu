@@ -16,13 +16,13 @@ __device__ float group_sum(float x, int group) {
   return x;
 }
 
-// One block per tile and head; a row is read by as many lanes as it has pieces of 8 elements.
+// One block per tile and head; a row is read by as many lanes as it has pieces of 8 elements, or by a warp.
 __global__ void __launch_bounds__(kThreads) statistics_kernel(const __grid_constant__ StatisticsParams params) {
   __shared__ double sink_terms[kThreads];
   const int tile = static_cast<int>(blockIdx.x) / params.heads_q, head = static_cast<int>(blockIdx.x) % params.heads_q;
   const int dim = static_cast<int>(params.dout.view.dim), pieces = (dim + 7) / 8;
   int group = 1;
-  while (group < pieces) group *= 2;
+  while (group < pieces && group < 32) group *= 2;
   const float sink = sink_logit(params.sink, head);
   double sink_term = 0;
   for (int first = 0; first < params.rows; first += kThreads / group) {
@@ -31,10 +31,10 @@ __global__ void __launch_bounds__(kThreads) statistics_kernel(const __grid_const
     const bool mine = r < params.rows && row < params.padded_rows;
     const bool live = mine && row < params.dout.view.rows && row_is_live(params.list, tile, row);
     float delta = 0;
-    if (live && piece < pieces) {
+    for (int p = live ? piece : pieces; p < pieces; p += group) {
       float a[8], b[8];
-      load_eight(params.out, offset_of(params.out.view, row, head) + piece * 8, dim - piece * 8, a);
-      load_eight(params.dout, offset_of(params.dout.view, row, head) + piece * 8, dim - piece * 8, b);
+      load_eight(params.out, offset_of(params.out.view, row, head) + p * 8, dim - p * 8, a);
+      load_eight(params.dout, offset_of(params.dout.view, row, head) + p * 8, dim - p * 8, b);
 #pragma unroll
       for (int i = 0; i < 8; ++i) delta += a[i] * b[i];
     }

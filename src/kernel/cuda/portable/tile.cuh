@@ -18,6 +18,12 @@ __device__ inline unsigned swizzled_offset(int row, int piece) {
   return static_cast<unsigned>(row * kColumns * 2 + ((piece ^ (row & 7)) << 4));
 }
 
+// How load_tile (rows.cuh) lays out a tile.
+template <int kColumns>
+struct SwizzledRows {
+  __device__ static unsigned offset(int row, int piece) { return swizzled_offset<kColumns>(row, piece); }
+};
+
 __device__ inline void ldmatrix_x4(unsigned (&to)[4], unsigned address) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];\n"
                : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
@@ -36,6 +42,15 @@ __device__ inline bool load_byte(unsigned from) {
   unsigned x;
   asm volatile("ld.shared.u8 %0, [%1];\n" : "=r"(x) : "r"(from));
   return x != 0;
+}
+
+__device__ inline void store_float(unsigned to, float x) {
+  asm volatile("st.shared.f32 [%0], %1;\n" ::"r"(to), "f"(x) : "memory");
+}
+__device__ inline float load_float(unsigned from) {
+  float x;
+  asm volatile("ld.shared.f32 %0, [%1];\n" : "=f"(x) : "r"(from) : "memory");
+  return x;
 }
 
 __device__ inline void cp_async_16(unsigned to, const void* from, bool zero) {
@@ -172,6 +187,28 @@ __device__ inline void mma_fragments(float (&sums)[kM][kN8][4], const float (&le
   }
 }
 
+// A warp's accumulators, rounded, to a tile [kRows][kColumns] in shared memory: rows from `row` on, 16-byte pieces from
+// `piece` on.
+template <class N, int kRows, int kColumns, int kM, int kN8>
+__device__ inline void store_packed(unsigned to, int row, int piece, const float (&x)[kM][kN8][4]) {
+  const int lane = static_cast<int>(threadIdx.x % 32);
+#pragma unroll
+  for (int m = 0; m < kM; ++m)
+#pragma unroll
+    for (int n = 0; n < kN8; ++n)
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        unsigned packed[N::kParts];
+        N::pack(packed, x[m][n][2 * i], x[m][n][2 * i + 1]);
+        const unsigned at = to + swizzled_offset<kColumns>(row + 16 * m + lane / 4 + 8 * i, piece + n) + 4 * (lane % 4);
+#pragma unroll
+        for (int part = 0; part < N::kParts; ++part)
+          asm volatile("st.shared.b32 [%0], %1;\n" ::"r"(at + static_cast<unsigned>(part * kRows * kColumns * 2)),
+                       "r"(packed[part])
+                       : "memory");
+      }
+}
+
 template <int kM, int kN8>
 __device__ inline void clear(float (&sums)[kM][kN8][4]) {
 #pragma unroll
@@ -180,6 +217,32 @@ __device__ inline void clear(float (&sums)[kM][kN8][4]) {
     for (int n = 0; n < kN8; ++n)
 #pragma unroll
       for (int i = 0; i < 4; ++i) sums[m][n][i] = 0;
+}
+
+template <class Operand>
+struct Later {  // from k on
+  const Operand& operand;
+  int k;
+  __device__ void load(unsigned (&to)[4], int part, int m, int step) const { operand.load(to, part, m, k + step); }
+};
+// sums = left·right of few columns: two chains of products, since one alone would wait for each product to end.
+template <class N, int kSteps, int kM, int kN8, class Left, class Right>
+__device__ inline void mma_in_two_chains(float (&sums)[kM][kN8][4], const Left& left, const Right& right) {
+  static_assert(kSteps % 2 == 0);
+  float odd[kM][kN8][4];
+  clear(sums);
+  clear(odd);
+#pragma unroll
+  for (int k = 0; k < kSteps; k += 2) {
+    mma_tiles<N, 1>(sums, Later<Left>{left, k}, Later<Right>{right, k});
+    mma_tiles<N, 1>(odd, Later<Left>{left, k + 1}, Later<Right>{right, k + 1});
+  }
+#pragma unroll
+  for (int m = 0; m < kM; ++m)
+#pragma unroll
+    for (int n = 0; n < kN8; ++n)
+#pragma unroll
+      for (int i = 0; i < 4; ++i) sums[m][n][i] += odd[m][n][i];
 }
 
 // 2^x, exactly 1 at 0 and 0 at -inf; the error is at most 2^-22.

@@ -1,19 +1,24 @@
-// Tile sizes, for host and device. Head dimensions are padded to one of four widths.
+// Tile sizes, for host and device. Head dimensions are padded to one of five widths.
 #pragma once
 
 #include "weft/dtype.h"
 
 namespace weft::cuda {
 
-enum class Width { w64, w128, w192_128, w256 };
+enum class Width { w64, w128, w192_128, w256, w576_512 };
 
 constexpr int columns_k(Width w) {
-  return w == Width::w64 ? 64 : w == Width::w128 ? 128 : w == Width::w256 ? 256 : 192;
+  constexpr int kColumns[] = {64, 128, 192, 256, 576};
+  return kColumns[static_cast<int>(w)];
 }
-constexpr int columns_v(Width w) { return w == Width::w64 ? 64 : w == Width::w256 ? 256 : 128; }
+constexpr int columns_v(Width w) {
+  constexpr int kColumns[] = {64, 128, 128, 256, 512};
+  return kColumns[static_cast<int>(w)];
+}
 
 constexpr Width width_of(DType dtype, Index dim_qk, Index dim_v) {
   const Index widest = dim_qk > dim_v ? dim_qk : dim_v;
+  if (widest > 256) return Width::w576_512;
   if (widest <= 64 && dtype != DType::f32) return Width::w64;
   if (widest <= 128) return Width::w128;
   return dim_qk <= 192 && dim_v <= 128 && dtype != DType::f32 ? Width::w192_128 : Width::w256;
@@ -83,6 +88,37 @@ constexpr int backward_shared(bool f32, Width w, bool large_shared) {
   const int rows = backward_rows(f32, w), keys = backward_shape(f32, w, large_shared).keys;
   const int pitch = rows < kMinPitch ? kMinPitch : rows;
   return 2 * parts_of(f32) * ((rows + keys) * (columns_k(w) + columns_v(w)) + keys * pitch) + 8 * rows + keys;
+}
+
+// Above 256 columns (wide_*.cuh) sums of 64 rows fill the registers of eight warps, which share the rows of a block and
+// divide columns among them.
+constexpr int kWideWarps = 8, kWideThreads = 32 * kWideWarps;
+struct WideShape {
+  int rows, keys;
+};
+// With large shared memory (227 KiB) twice the keys a step: what is read for scores is used twice as often.
+constexpr WideShape wide_forward_shape(bool f32, bool large_shared) {
+  if (f32) return {16, 16};
+  return {64, large_shared ? 64 : 32};
+}
+constexpr int wide_pitch(int columns) { return columns < kMinPitch ? kMinPitch : columns; }
+constexpr int kWideColumns = columns_k(Width::w576_512) + columns_v(Width::w576_512);
+// Q, K, V, P, and a float for each row and 16 keys.
+constexpr int wide_forward_shared(bool f32, bool large_shared) {
+  const WideShape s = wide_forward_shape(f32, large_shared);
+  return 2 * parts_of(f32) *
+             (s.rows * columns_k(Width::w576_512) + s.keys * kWideColumns + s.rows * wide_pitch(s.keys)) +
+         4 * s.rows * (s.keys / 16);
+}
+// Gradients: a block owns so many keys (dK, dV) or query rows (dQ) and iterates over as many rows or keys a step. With
+// large shared memory the next step's are loaded meanwhile.
+constexpr int wide_gradient_rows(bool f32) { return f32 ? 16 : 32; }
+constexpr int wide_gradient_stages(bool f32, bool large_shared) { return !f32 && large_shared ? 2 : 1; }
+// Both sides, dP and P as f32 and as operands, {lse, delta} of the rows of each stage, live keys.
+constexpr int wide_gradient_shared(bool f32, bool large_shared) {
+  const int rows = wide_gradient_rows(f32), stages = wide_gradient_stages(f32, large_shared);
+  return 2 * parts_of(f32) * rows * ((1 + stages) * kWideColumns + 2 * wide_pitch(rows)) + 4 * rows * rows +
+         8 * stages * rows + rows;
 }
 
 }  // namespace weft::cuda

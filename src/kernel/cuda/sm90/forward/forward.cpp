@@ -234,14 +234,25 @@ std::shared_ptr<StepMemory> sums_of(const KernelForwardArgs& args, Index rows, i
   return saved;
 }
 
+// Is V the first columns of K, as in absorbed latent attention?
+bool v_is_k(const ConstTensorView& k, const ConstTensorView& v) {
+  return k.data == v.data && k.dim >= v.dim && k.head_stride == v.head_stride && k.row_stride == v.row_stride &&
+         k.inner == v.inner && (k.inner == 0 || k.outer_stride == v.outer_stride);
+}
+
 }  // namespace
 
 bool takes_steps(const ForwardArgs& args) {
   return args.device_plan == nullptr && !args.max_logit.given() && args.attention.softcap == 0 &&
-         scale_of(args.attention, args.q.dim) > 0;
+         width_of(args.q.dtype, args.q.dim, args.v.dim) != Width::w576_512 && scale_of(args.attention, args.q.dim) > 0;
 }
 
 void forward(const KernelForwardArgs& args) {
+  if (width_of(args.q.dtype, args.q.dim, args.v.dim) == Width::w576_512)
+    return forward_by_head(args, kWideSm90Shape.rows, [&](const cuda::ForwardParams& params, cudaStream_t stream) {
+      select_16bit(args.q.dtype, &run_wide_forward<Bf16>, &run_wide_forward<F16>)(v_is_k(args.k, args.v), params,
+                                                                                  stream);
+    });
   const DeviceGuard on(args.place.device);
   const cudaStream_t stream = stream_of(args.place);
   check_rows(max_of(args.q.rows, args.k.rows));

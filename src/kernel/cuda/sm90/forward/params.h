@@ -77,6 +77,10 @@ struct ForwardParams {
 
 template <class N>  // Bf16 or F16
 void run_forward(Width width, const ForwardParams& params, cudaStream_t stream);
+// Widths above 256. v_is_k: V is the first columns of K (same memory).
+inline constexpr WideShape kWideSm90Shape = {64, 64};
+template <class N>
+void run_wide_forward(bool v_is_k, const cuda::ForwardParams& params, cudaStream_t stream);
 // After the last call of QuerySteps: writes out and lse of tiles that have no slices in it.
 void finish_steps(Width width, const ForwardParams& params, DType dtype, cudaStream_t stream);
 

@@ -140,6 +140,11 @@ __device__ inline void wgmma_b_mn_major(float (&d)[96], unsigned a, unsigned b, 
   WEFT_WGMMA(SC, "192", WEFT_N0 WEFT_N32 WEFT_HALF_N64, "%96", "%97", "%98", WEFT_F64(d, 0), WEFT_F32(d, 64));
 }
 
+template <bool kBf16>
+__device__ inline void wgmma_b_mn_major(float (&d)[128], unsigned a, unsigned b, bool add) {
+  WEFT_WGMMA(SC, "256", WEFT_N0 WEFT_N32 WEFT_N64, "%128", "%129", "%130", WEFT_F64(d, 0), WEFT_F64(d, 64));
+}
+
 #undef WEFT_DESCRIPTOR_UPPER
 #undef WEFT_WGMMA
 #undef WEFT_WGMMA_SS
