@@ -28,9 +28,9 @@ def start(worker, folder, *arguments, seconds=300):
     return done.stdout
 
 
-def results(worker, folder):
+def results(worker, folder, *arguments):
     """What each rank of a worker (a module) said of each of its CASES: None, or what was wrong."""
-    start(f"{worker.__name__}.py", folder)
+    start(f"{worker.__name__}.py", folder, *arguments)
     return [json.loads((folder / f"results{rank}.json").read_text()) for rank in range(worker.RANKS)]
 
 

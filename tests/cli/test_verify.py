@@ -33,6 +33,7 @@ def test_one_problem(weft):
     assert got["worst"]["tensor"] == "out" and "token" in got["worst"]["where"]
 
 
+@pytest.mark.long
 def test_a_check_that_is_too_large_is_skipped_with_its_reason(weft):
     result = weft.ok("verify", "--docs", 5000, "--heads", 1000, json_file=True)
     assert [s["count"] for s in result.json["skipped"]] == [1]
@@ -71,10 +72,10 @@ def test_random(weft):
 
 
 def test_random_does_not_depend_on_threads(weft):
-    results = [weft("verify", "--random", 700, "--seed", 9, "--threads", n, json_file=True) for n in (1, 2, 5)]
+    results = [weft("verify", "--random", 200, "--seed", 9, "--threads", n, json_file=True) for n in (1, 2, 5)]
     assert results[0].out == results[1].out == results[2].out
     assert results[0].json == results[1].json == results[2].json
-    other = weft("verify", "--random", 700, "--seed", 10009, json_file=True)
+    other = weft("verify", "--random", 200, "--seed", 10009, json_file=True)
     assert other.json["by_layout"] != results[0].json["by_layout"]
 
 

@@ -45,6 +45,13 @@ def test_micro_sequences(micro, case):
 
 
 @pytest.mark.long
+def test_micro_sequences_long(tmp_path):
+    said = processes.results(micro_worker, tmp_path, "long")
+    for case in micro_worker.LONG:
+        processes.check(said, case)
+
+
+@pytest.mark.long
 @pytest.mark.parametrize("case", micro_steps_worker.CASES)
 def test_micro_sequences_one_at_a_time(micro_steps, case):
     processes.check(micro_steps, case)

@@ -33,6 +33,7 @@ def looks_right(said, ranks=4):
     return said
 
 
+@pytest.mark.long
 def test_torchrun(tmp_path):
     file = tmp_path / "machine.json"
     said = looks_right(started([*TORCHRUN, "weft.selftest", ["--quick", "--ranks-per-node", "2", "--json", str(file)]]))
