@@ -11,11 +11,16 @@ template <class S>
 class F32Backward : public BackwardEntry<F32Backward<S>> {
   friend BackwardEntry<F32Backward>;
   using V = typename S::V;
+  using Visible = PanelVisibility<S::kPanel>;
+  static constexpr Index kPanel = S::kPanel;
   static constexpr int kVectors = static_cast<int>(kPanel) / S::kLanes;
   static constexpr Index kTile = 64;  // rows and keys of a tile: P^T and dS^T of 16 KiB each, beside K and V in L2
-  static constexpr Index kWidth = S::kPvVectors * S::kLanes;
+  static constexpr Index kWidth = ColumnBlocks<S>::kWidth;
+  static constexpr int kLastVectors = static_cast<int>(ColumnBlocks<S>::kLast) / S::kLanes;
+  // Keys of sums that are computed at a time; with all vectors of a block 4 keys are enough sums.
+  static constexpr int kAddKeys = S::kBlocked ? 4 : S::kKeys;
   // Floats are operands where they were computed, beside those of the tile's other panels; pairs are made from others.
-  static constexpr bool kInPlace = S::kPair == 1;
+  static constexpr bool kInPlace = S::kPair == 1, kRowsInPlace = ColumnBlocks<S>::kInPlace;
   static constexpr Index kScores = kInPlace ? kTile : kPanel;  // floats from the scores of a key to the next key's
 
   F32Backward(const BackwardCall& call, Index rows, float* scratch)
@@ -27,6 +32,9 @@ class F32Backward : public BackwardEntry<F32Backward<S>> {
         factor_of_scores_(call.softcap > 0 ? call.scale / call.softcap : call.scale * kLog2E),
         memory_{scratch} {
     const Index most = round_up(rows, kTile);
+    q_blocks_ = {most, units_k_};
+    dout_blocks_ = {most, units_v_};
+    k_blocks_ = {kTile, units_k_};
     q_ = memory_.take(most * units_k_);
     dout_ = memory_.take(most * units_v_);
     q_panels_ = memory_.take(most * units_k_);
@@ -38,7 +46,7 @@ class F32Backward : public BackwardEntry<F32Backward<S>> {
     v_ = memory_.take(kTile * units_v_);
     p_ = memory_.take(kTile * kScores);
     ds_ = memory_.take(kTile * kScores);
-    k_by_keys_ = kInPlace ? k_ : memory_.take(kTile * units_k_);
+    k_by_keys_ = kRowsInPlace ? k_ : memory_.take(kTile * units_k_);
     p_by_rows_ = kInPlace ? p_ : memory_.take(kTile * kTile / S::kPair);
     ds_by_rows_ = kInPlace ? ds_ : memory_.take(kTile * kTile / S::kPair);
     row_ = memory_.take(2 * wide_v_);
@@ -60,7 +68,7 @@ class F32Backward : public BackwardEntry<F32Backward<S>> {
     const Index most = round_up(rows_, kTile);
     for (Index first = 0; first < most; first += kPanel) {
       // The key tile is not used before the keys are loaded, so its memory serves here.
-      float *q = kInPlace ? q_ + first * units_k_ : k_, *dout = kInPlace ? dout_ + first * units_v_ : v_;
+      float *q = kRowsInPlace ? q_ + first * units_k_ : k_, *dout = kRowsInPlace ? dout_ + first * units_v_ : v_;
       for (Index x = 0; x < kPanel; ++x) {
         const Index r = first + x;
         tokens_[r] = stack_.token(r);
@@ -68,8 +76,8 @@ class F32Backward : public BackwardEntry<F32Backward<S>> {
       }
       pack_panel<S>(q, units_k_, factor_of_scores_, q_panels_ + first * units_k_);
       pack_panel<S>(dout, units_v_, 1.0f, dout_panels_ + first * units_v_);
-      pair_rows<S>(q, kPanel, units_k_, q_ + first * units_k_);
-      pair_rows<S>(dout, kPanel, units_v_, dout_ + first * units_v_);
+      q_blocks_.put(q, first, kPanel, q_);
+      dout_blocks_.put(dout, first, kPanel, dout_);
     }
     clear_units(dq_, most * wide_k_);
   }
@@ -93,7 +101,7 @@ class F32Backward : public BackwardEntry<F32Backward<S>> {
     const Range tiles = stack_.pieces_of(s, kTile);
     for_each_key_tile(s, stack_, kTile, [&](Index base, Range keys, Range next) {
       const Range all = load_keys<S>(call_.args, base, keys, part.heads.kv_head, k_, units_k_, v_, units_v_);
-      pair_rows<S>(k_ + all.begin * units_k_, all.size(), units_k_, k_by_keys_ + all.begin * units_k_);
+      k_blocks_.put(k_ + all.begin * units_k_, all.begin, all.size(), k_by_keys_);
       prefetch_keys(call_.args, next, part.heads.kv_head);
       const Index sums = base + shift - part.first_sum;  // of the tile's first key
       for (Index t = tiles.begin; t < tiles.end; ++t) add_tile(s, t * kTile, base, keys, sums, part);
@@ -108,7 +116,7 @@ class F32Backward : public BackwardEntry<F32Backward<S>> {
       const Index r = row + n * kPanel;
       panels[n] = {};
       if (r < rows_) {
-        const Visibility visible = visibility_of(s, tokens_ + r, min_of(kPanel, rows_ - r), base, keys);
+        const Visible visible = visibility_of<kPanel>(s, tokens_ + r, min_of(kPanel, rows_ - r), base, keys);
         if (visible.begin < visible.end) {
           panels[n] = {visible.begin, visible.end};
           add_panel(r, n * kPanel, visible);
@@ -118,12 +126,12 @@ class F32Backward : public BackwardEntry<F32Backward<S>> {
       clear_unseen(n * kPanel, keys, panels[n]);
     }
     if (!any) return;
-    add_keys(row, keys, panels, {p_by_rows_, dout_, units_v_, wide_v_, part.dv + sums * wide_v_});
-    add_keys(row, keys, panels, {ds_by_rows_, q_, units_k_, wide_k_, part.dk + sums * wide_k_});
+    add_keys(row, keys, panels, {p_by_rows_, dout_, dout_blocks_, wide_v_, part.dv + sums * wide_v_});
+    add_keys(row, keys, panels, {ds_by_rows_, q_, q_blocks_, wide_k_, part.dk + sums * wide_k_});
   }
 
   // P^T and dS^T of one panel, and its rows' dQ += dS·K.
-  void add_panel(Index r, Index column, const Visibility& visible) {
+  void add_panel(Index r, Index column, const Visible& visible) {
     float *p = kInPlace ? p_ + column : p_, *ds = kInPlace ? ds_ + column : ds_;
     score<S>(k_, units_k_, q_panels_ + r * units_k_, factor_of_scores_, visible.begin, visible.end, p, kScores);
     score<S>(v_, units_v_, dout_panels_ + r * units_v_, 1.0f, visible.begin, visible.end, ds, kScores);
@@ -132,17 +140,22 @@ class F32Backward : public BackwardEntry<F32Backward<S>> {
     else
       gradients<false>(r, column, visible, p, ds);
     const Range keys = whole_units<S>(visible);
-    for (Index c = 0; c < wide_k_; c += kWidth)
-      for (Index x = 0; x < kPanel; x += 4)
-        product_by_columns<S, false>(ds + keys.begin / S::kPair * kScores + x, kScores, keys.size() / S::kPair,
-                                     k_by_keys_ + keys.begin * units_k_ + c, wide_k_, dq_ + (r + x) * wide_k_ + c,
-                                     wide_k_, nullptr);
+    const Index whole = wide_k_ / kWidth * kWidth;
+    for (Index c = 0; c < whole; c += kWidth) add_dq<S::kPvVectors>(r, ds, keys, c);
+    if (whole < wide_k_) add_dq<kLastVectors>(r, ds, keys, whole);
+  }
+  template <int kVectors>
+  WEFT_INLINE void add_dq(Index r, const float* ds, Range keys, Index c) {
+    for (Index x = 0; x < kPanel; x += 4)
+      product_by_columns<S, kVectors, false>(ds + keys.begin / S::kPair * kScores + x, kScores, keys.size() / S::kPair,
+                                             k_by_keys_ + k_blocks_.at(keys.begin, c), k_blocks_.stride(c),
+                                             dq_ + (r + x) * wide_k_ + c, wide_k_, nullptr);
   }
 
-  // P = 2^(score - LSE); dS = P·(dP - delta)·(d logit / d q·k). dS replaces dP as [key / kPair][16] units; pairs of
+  // P = 2^(score - LSE); dS = P·(dP - delta)·(d logit / d q·k). dS replaces dP as [key / kPair][kPanel] units; pairs of
   // rows go to p_by_rows_ and ds_by_rows_, where P and dS of floats are already.
   template <bool kSoftcap>
-  void gradients(Index r, [[maybe_unused]] Index column, const Visibility& visible, float* p, float* ds) {
+  void gradients(Index r, [[maybe_unused]] Index column, const Visible& visible, float* p, float* ds) {
     const Range keys = whole_units<S>(visible);
     const V size = S::all(call_.softcap * kLog2E), scale = S::all(call_.scale), one = S::all(1.0f);
     V tanhs[kSoftcap ? kTile * kVectors : 1];
@@ -201,14 +214,25 @@ class F32Backward : public BackwardEntry<F32Backward<S>> {
   // dV += P^T·dO or dK += dS^T·Q: `a` in rows of kTile, `b` with `wide` columns, sums of as many.
   struct KeyProduct {
     const float *a, *b;
-    Index b_units, wide;
+    ColumnBlocks<S> blocks;  // of b
+    Index wide;
     float* sums;
   };
 
-  // kKeys keys at a time over the panels that see any of them. One product after the other: its rows stay in L1.
+  // kAddKeys keys at a time over the panels that see any of them. One product after the other: its rows stay in L1.
   void add_keys(Index row, Range keys, const Range* panels, const KeyProduct& product) {
+    if constexpr (S::kBlocked) {
+      const Index whole = product.wide / kWidth * kWidth;
+      for (Index c = 0; c < whole; c += kWidth) add_columns<S::kPvVectors>(row, keys, panels, product, {c, c + kWidth});
+      if (whole < product.wide) add_columns<kLastVectors>(row, keys, panels, product, {whole, product.wide});
+    } else {
+      add_columns<kVectors>(row, keys, panels, product, {0, product.wide});
+    }
+  }
+  template <int kColumns>
+  void add_columns(Index row, Range keys, const Range* panels, const KeyProduct& product, Range columns) {
     for (Index j = keys.begin; j < keys.end;) {
-      const Index left = keys.end - j, count = left >= S::kKeys ? S::kKeys : min_of(4, left);
+      const Index left = keys.end - j, count = left >= kAddKeys ? kAddKeys : left >= 4 ? 4 : 1;
       Index first = kTile / kPanel, last = 0;
       for (Index n = 0; n < kTile / kPanel; ++n) {
         if (panels[n].begin >= j + count || panels[n].end <= j) continue;
@@ -216,28 +240,30 @@ class F32Backward : public BackwardEntry<F32Backward<S>> {
         last = n + 1;
       }
       if (first < last) {
-        const Index offset = first * kPanel, n = (last - first) * kPanel;
-        if (count == S::kKeys)
-          add_rows<S::kKeys>(row + offset, j, offset, n, product);
+        const Range rows{first * kPanel, last * kPanel};
+        if (count == kAddKeys)
+          add_rows<kAddKeys, kColumns>(row, j, rows, product, columns);
         else if (count == 4)
-          add_rows<4>(row + offset, j, offset, n, product);
+          add_rows<4, kColumns>(row, j, rows, product, columns);
         else
-          for (Index x = 0; x < count; ++x) add_rows<1>(row + offset, j + x, offset, n, product);
+          add_rows<1, kColumns>(row, j, rows, product, columns);
       }
       j += count;
     }
   }
 
-  template <int kKeys>
-  void add_rows(Index row, Index j, Index offset, Index n, const KeyProduct& p) {
-    const float* a = p.a + (j * kTile + offset) / S::kPair;
-    for (Index c = 0; c < p.wide; c += kPanel)
-      product_by_rows<S, kKeys, true>(a, kTile / S::kPair, n / S::kPair, p.b + row * p.b_units + c, p.wide,
-                                      p.sums + j * p.wide + c, p.wide);
+  template <int kKeys, int kColumns>
+  void add_rows(Index row, Index j, Range rows, const KeyProduct& p, Range columns) {
+    const float* a = p.a + (j * kTile + rows.begin) / S::kPair;
+    for (Index c = columns.begin; c < columns.end; c += kColumns * S::kLanes)
+      product_by_rows<S, kKeys, kColumns, true>(a, kTile / S::kPair, rows.size() / S::kPair,
+                                                p.b + p.blocks.at(row + rows.begin, c), p.blocks.stride(c),
+                                                p.sums + j * p.wide + c, p.wide);
   }
 
   const BackwardCall& call_;
   Index wide_k_, wide_v_, units_k_, units_v_;
+  ColumnBlocks<S> q_blocks_ = {}, dout_blocks_ = {}, k_blocks_ = {};
   float factor_of_scores_;
   Dealer memory_;
   Stack stack_ = {};

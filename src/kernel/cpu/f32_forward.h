@@ -10,22 +10,31 @@ namespace weft::cpu {
 template <class S>
 class F32Forward : public ForwardEntry<F32Forward<S>> {
  public:
-  // K and V tiles share L1 with the scores; part of a row's arithmetic, so it depends on the widths alone.
-  static Index key_tile(Index dim_qk, Index dim_v) { return S::kPair * (dim_qk + dim_v > 128 ? 32 : 64); }
+  // K and V tiles share L1 with the scores; of blocks only one has to, and more keys mean fewer loads of O. Part of a
+  // row's arithmetic, so it depends on the widths alone.
+  static Index key_tile(Index dim_qk, Index dim_v) {
+    if constexpr (S::kBlocked) return 96;
+    return S::kPair * (dim_qk + dim_v > 128 ? 32 : 64);
+  }
 
  private:
   friend ForwardEntry<F32Forward>;
   using V = typename S::V;
+  using Visible = PanelVisibility<S::kPanel>;
+  static constexpr Index kPanel = S::kPanel;
   static constexpr int kVectors = static_cast<int>(kPanel) / S::kLanes;
+  static constexpr Index kWidth = ColumnBlocks<S>::kWidth, kLast = ColumnBlocks<S>::kLast;
+  static constexpr int kLastVectors = static_cast<int>(kLast) / S::kLanes;
 
   F32Forward(const ForwardCall& call, Index rows, float* scratch)
       : call_(call),
         rows_(rows),
         panels_(ceil_div(rows, kPanel)),
         units_k_(units_of<S>(call.args.q.dim)),
-        wide_v_(round_up(call.args.v.dim, S::kPvVectors * S::kLanes)),
+        wide_v_(round_up(call.args.v.dim, kLast)),
         units_v_(wide_v_ / S::kPair),
         keys_(key_tile(call.args.q.dim, call.args.v.dim)),
+        v_blocks_{keys_, units_v_},
         factor_of_scores_(call.softcap > 0 ? call.scale / call.softcap : call.scale * kLog2E),
         memory_{scratch} {
     q_ = memory_.take(panels_ * kPanel * units_k_);
@@ -33,7 +42,7 @@ class F32Forward : public ForwardEntry<F32Forward<S>> {
     scores_ = memory_.take(keys_ * kPanel);
     k_ = memory_.take(keys_ * units_k_);
     v_ = memory_.take(keys_ * units_v_);
-    v_rows_ = S::kPair == 1 ? v_ : memory_.take(keys_ * units_v_);
+    v_rows_ = ColumnBlocks<S>::kInPlace ? v_ : memory_.take(keys_ * units_v_);
     raw_ = memory_.take(kPanel * units_k_);
     max_ = memory_.take(panels_ * kPanel);
     sum_ = memory_.take(panels_ * kPanel);
@@ -85,48 +94,61 @@ class F32Forward : public ForwardEntry<F32Forward<S>> {
     const Range panels = stack_.pieces_of(s, kPanel);
     for_each_key_tile(s, stack_, keys_, [&](Index base, Range keys, Range next) {
       const Range all = load_keys<S>(call_.args, base, keys, kv_head, k_, units_k_, v_rows_, units_v_);
-      pair_rows<S>(v_rows_ + all.begin * units_v_, all.size(), units_v_, v_ + all.begin * units_v_);
+      v_blocks_.put(v_rows_ + all.begin * units_v_, all.begin, all.size(), v_);
       // Prefetches a few of the next keys with each panel: all at once, they would delay the loads that are needed now.
       const Index batch = ceil_div(keys_, panels.size());
       for (Index p = panels.begin; p < panels.end; ++p, next.begin += batch) {
         prefetch_keys(call_.args, {next.begin, min_of(next.begin + batch, next.end)}, kv_head);
-        const Visibility visible =
-            visibility_of(s, tokens_ + p * kPanel, min_of(kPanel, rows_ - p * kPanel), base, keys);
+        const Visible visible =
+            visibility_of<kPanel>(s, tokens_ + p * kPanel, min_of(kPanel, rows_ - p * kPanel), base, keys);
         if (visible.begin < visible.end) attend_panel(p, visible);
       }
     });
   }
 
-  void attend_panel(Index p, const Visibility& visible) {
+  void attend_panel(Index p, const Visible& visible) {
     score<S>(k_, units_k_, q_ + p * kPanel * units_k_, factor_of_scores_, visible.begin, visible.end, scores_, kPanel);
     if (call_.softcap > 0) apply_softcap(visible);
     apply_mask<S>(visible, scores_, kPanel);
     const Range keys = whole_units<S>(visible);
     softmax(p, keys);
-    float* out = out_ + p * kPanel * wide_v_;
-    const float* v = v_ + keys.begin * units_v_;
-    const float* probabilities = scores_ + keys.begin / S::kPair * kPanel;
-    constexpr Index kWidth = S::kPvVectors * S::kLanes;
     for (Index r = 0; r < kPanel; r += 4) {
-      // Mostly no row has a new maximum: the factors are 1, and multiplying by 1 changes no bit.
       const float* f = factor_ + r;
-      const bool same = f[0] == 1 && f[1] == 1 && f[2] == 1 && f[3] == 1;
-      const auto product = same ? &product_by_columns<S, false> : &product_by_columns<S, true>;
-      for (Index c = 0; c < wide_v_; c += kWidth)
-        product(probabilities + r, kPanel, keys.size() / S::kPair, v + c, wide_v_, out + r * wide_v_ + c, wide_v_,
-                factor_ + r);
+      grew_[r / 4] = f[0] != 1 || f[1] != 1 || f[2] != 1 || f[3] != 1;
     }
+    // Of blocks one stays in L1 for all rows.
+    const Index whole = wide_v_ / kWidth * kWidth;
+    if constexpr (S::kBlocked) {
+      for (Index c = 0; c < whole; c += kWidth)
+        for (Index r = 0; r < kPanel; r += 4) add_values<S::kPvVectors>(p, r, c, keys);
+    } else {
+      for (Index r = 0; r < kPanel; r += 4)
+        for (Index c = 0; c < whole; c += kWidth) add_values<S::kPvVectors>(p, r, c, keys);
+    }
+    if (whole < wide_v_)
+      for (Index r = 0; r < kPanel; r += 4) add_values<kLastVectors>(p, r, whole, keys);
+  }
+
+  // O of 4 rows and kVectors vectors.
+  template <int kVectors>
+  WEFT_INLINE void add_values(Index p, Index r, Index c, Range keys) {
+    // Mostly no row has a new maximum: the factors are 1, and multiplying by 1 changes no bit.
+    const auto product =
+        grew_[r / 4] ? &product_by_columns<S, kVectors, true> : &product_by_columns<S, kVectors, false>;
+    product(scores_ + keys.begin / S::kPair * kPanel + r, kPanel, keys.size() / S::kPair,
+            v_ + v_blocks_.at(keys.begin, c), v_blocks_.stride(c), out_ + (p * kPanel + r) * wide_v_ + c, wide_v_,
+            factor_ + r);
   }
 
   // softcap·tanh(x / softcap), in units of log 2; factor_of_scores_ made sure that scores are x / softcap.
-  void apply_softcap(const Visibility& visible) {
+  void apply_softcap(const Visible& visible) {
     const V size = S::all(call_.softcap * kLog2E);
     for (float* at = scores_ + visible.begin * kPanel; at < scores_ + visible.end * kPanel; at += S::kLanes)
       S::store(at, S::mul(tanh<S>(S::load(at)), size));
   }
 
-  // Scores become probabilities against the new maximum, [key / kPair][16] units in the same place; factor_ is what the
-  // old sums shrink by.
+  // Scores become probabilities against the new maximum, [key / kPair][kPanel] units in the same place; factor_ is what
+  // the old sums shrink by.
   void softmax(Index p, Range keys) {
     V largest[kVectors], sum[kVectors];
     for (int v = 0; v < kVectors; ++v) largest[v] = S::load(max_ + p * kPanel + v * S::kLanes);
@@ -170,12 +192,14 @@ class F32Forward : public ForwardEntry<F32Forward<S>> {
 
   const ForwardCall& call_;
   Index rows_, panels_, units_k_, wide_v_, units_v_, keys_;
+  ColumnBlocks<S> v_blocks_;
   float factor_of_scores_;
   Dealer memory_;
   Stack stack_ = {};
   float *q_, *out_, *scores_, *k_, *v_, *v_rows_, *raw_, *max_, *sum_, *factor_;
   Index* tokens_;
   char* live_;
+  bool grew_[kPanel / 4] = {};  // four rows, of which one has a new maximum
 };
 
 }  // namespace weft::cpu

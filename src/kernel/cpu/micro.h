@@ -2,9 +2,10 @@
 //
 // A SIMD type S has: V (a vector of kLanes floats), Quad (four neighbouring floats, one of which fma_lane<L> spreads
 // over all lanes), load, store, all, zero, add, sub, mul, fma(a, b, c) = a·b + c, max, fma_lane<L>(sum, x, quad), and
-// what elementwise.h asks for. kKeys and kPvVectors: how many rows and vectors the products compute at a time. Targets
-// define it in a file of their own; everything here is a template over it, so that code of different instruction sets
-// can never be mixed up by the linker.
+// what elementwise.h asks for. kPanel rows are in a panel; product_by_rows computes kKeys rows of kPanel columns at a
+// time, product_by_columns 4 rows of kPvVectors vectors; kBlocked: see ColumnBlocks in rows.h. Targets define it in
+// a file of their own; everything here is a template over it, so that code of different instruction sets can never be
+// mixed up by the linker.
 //
 // kPair == 1: all numbers are f32. kPair == 2: a and b, p and v below are units of two bf16 (rows.h), n counts units
 // and fma_lane is a dot product of pairs. That S has join(even, odd): a unit per lane, rounded; store_rounded(to, x):
@@ -20,30 +21,42 @@
 
 namespace weft::cpu {
 
-// Rows in a panel: the lanes of scores, one column of S^T.
+// Rows in a panel, if S does not say otherwise: the lanes of scores, one column of S^T.
 inline constexpr Index kPanel = 16;
 
-// c[j][0..16) (+)= sum over i < n of a[j][i]·b[i][0..16), for kKeys rows j; n is a multiple of 4.
-// One accumulator per element, summed in the order of i: how rows are grouped into calls changes no bit.
-template <class S, int kKeys, bool kAdd>
+// Sums that the next call will load, while this one computes.
+template <class S, int kRows, int kVectors>
+WEFT_INLINE void prefetch_sums(const float* c, Index c_stride) {
+  WEFT_UNROLL for (int r = 0; r < kRows; ++r) WEFT_UNROLL for (int x = 0; x < kVectors; ++x)
+      __builtin_prefetch(c + r * c_stride + x * S::kLanes);
+}
+
+// c[j][0..width) (+)= sum over i < n of a[j][i]·b[i][0..width), for kKeys rows j; width = kVectors vectors; n is a
+// multiple of 4. One accumulator per element, summed in the order of i: how rows are grouped into calls changes no bit.
+template <class S, int kKeys, int kVectors, bool kAdd>
 WEFT_APART void product_by_rows(const float* a, Index a_stride, Index n, const float* b, Index b_stride, float* c,
                                 Index c_stride) {
   using V = typename S::V;
-  constexpr int kVectors = static_cast<int>(kPanel) / S::kLanes;
   V sum[kKeys][kVectors];
   WEFT_UNROLL for (int j = 0; j < kKeys; ++j) {
     WEFT_UNROLL for (int v = 0; v < kVectors; ++v) {
       sum[j][v] = kAdd ? S::load(c + j * c_stride + v * S::kLanes) : S::zero();
     }
   }
+  if constexpr (S::kBlocked && kAdd) prefetch_sums<S, kKeys, kVectors>(c + kVectors * S::kLanes, c_stride);
 #pragma GCC unroll 1
   for (Index i = 0; i < n; i += 4) {
     typename S::Quad quad[kKeys];
     WEFT_UNROLL for (int j = 0; j < kKeys; ++j) quad[j] = S::load_quad(a + j * a_stride + i);
     const auto step = [&]<int kLane>() __attribute__((always_inline)) {
-      WEFT_UNROLL for (int v = 0; v < kVectors; ++v) {
-        const V x = S::load(b + (i + kLane) * b_stride + v * S::kLanes);
-        WEFT_UNROLL for (int j = 0; j < kKeys; ++j) sum[j][v] = S::template fma_lane<kLane>(sum[j][v], x, quad[j]);
+      V x[kVectors];
+      WEFT_UNROLL for (int v = 0; v < kVectors; ++v) x[v] = S::load(b + (i + kLane) * b_stride + v * S::kLanes);
+      if constexpr (S::kBlocked) {  // one spread element at a time: all of them would not fit the registers
+        WEFT_UNROLL for (int j = 0; j < kKeys; ++j) WEFT_UNROLL for (int v = 0; v < kVectors; ++v) sum[j][v] =
+            S::template fma_lane<kLane>(sum[j][v], x[v], quad[j]);
+      } else {
+        WEFT_UNROLL for (int v = 0; v < kVectors; ++v) WEFT_UNROLL for (int j = 0; j < kKeys; ++j) sum[j][v] =
+            S::template fma_lane<kLane>(sum[j][v], x[v], quad[j]);
       }
     };
     step.template operator()<0>();
@@ -56,32 +69,40 @@ WEFT_APART void product_by_rows(const float* a, Index a_stride, Index n, const f
   }
 }
 
-// c[r][0..width) = c[r][..]·factor[r] + sum over j < n of p[j][r]·v[j][..], for 4 rows r; width = kPvVectors vectors.
-template <class S, bool kScale>
+// c[r][0..width) = c[r][..]·factor[r] + sum over j < n of p[j][r]·v[j][..], for 4 rows r; width = kVectors vectors.
+template <class S, int kVectors, bool kScale>
 WEFT_APART void product_by_columns(const float* p, Index p_stride, Index n, const float* v, Index v_stride, float* c,
                                    Index c_stride, const float* factor) {
   using V = typename S::V;
-  constexpr int kVectors = S::kPvVectors;
-  V sum[4][kVectors];
-  WEFT_UNROLL for (int r = 0; r < 4; ++r) {
+  constexpr int kRows = 4;
+  V sum[kRows][kVectors];
+  WEFT_UNROLL for (int r = 0; r < kRows; ++r) {
     WEFT_UNROLL for (int x = 0; x < kVectors; ++x) {
       const V old = S::load(c + r * c_stride + x * S::kLanes);
       sum[r][x] = kScale ? S::mul(old, S::all(factor[r])) : old;
     }
   }
-#pragma GCC unroll 1
-  for (Index j = 0; j < n; ++j) {
+  if constexpr (S::kBlocked) prefetch_sums<S, kRows, kVectors>(c + kRows * c_stride, c_stride);
+  const auto step = [&](Index j) __attribute__((always_inline)) {
     const typename S::Quad quad = S::load_quad(p + j * p_stride);
     V row[kVectors];
     WEFT_UNROLL for (int x = 0; x < kVectors; ++x) row[x] = S::load(v + j * v_stride + x * S::kLanes);
-    WEFT_UNROLL for (int x = 0; x < kVectors; ++x) {
-      sum[0][x] = S::template fma_lane<0>(sum[0][x], row[x], quad);
-      sum[1][x] = S::template fma_lane<1>(sum[1][x], row[x], quad);
-      sum[2][x] = S::template fma_lane<2>(sum[2][x], row[x], quad);
-      sum[3][x] = S::template fma_lane<3>(sum[3][x], row[x], quad);
+    WEFT_UNROLL for (int x = 0; x < kVectors; ++x) sum[0][x] = S::template fma_lane<0>(sum[0][x], row[x], quad);
+    WEFT_UNROLL for (int x = 0; x < kVectors; ++x) sum[1][x] = S::template fma_lane<1>(sum[1][x], row[x], quad);
+    WEFT_UNROLL for (int x = 0; x < kVectors; ++x) sum[2][x] = S::template fma_lane<2>(sum[2][x], row[x], quad);
+    WEFT_UNROLL for (int x = 0; x < kVectors; ++x) sum[3][x] = S::template fma_lane<3>(sum[3][x], row[x], quad);
+  };
+  Index j = 0;
+  if constexpr (S::kBlocked) {
+#pragma GCC unroll 1
+    for (; j + 1 < n; j += 2) {
+      step(j);
+      step(j + 1);
     }
   }
-  WEFT_UNROLL for (int r = 0; r < 4; ++r) {
+#pragma GCC unroll 1
+  for (; j < n; ++j) step(j);
+  WEFT_UNROLL for (int r = 0; r < kRows; ++r) {
     WEFT_UNROLL for (int x = 0; x < kVectors; ++x) S::store(c + r * c_stride + x * S::kLanes, sum[r][x]);
   }
 }

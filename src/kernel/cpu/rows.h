@@ -83,13 +83,37 @@ WEFT_INLINE void load_units(const ConstTensorView& view, Index row, Index head, 
   }
 }
 
-// Rows for products that contract rows: to[row / 2][i] = {rows[row][i], rows[row + 1][i]}. f32 has nothing to do: there
-// `to` must be `rows`.
+// Rows as products read them that contract rows, some columns at a time: `rows` of them, of `units` each.
+// Pairs: [row / 2][i] = {rows[row][i], rows[row + 1][i]}.
+// kBlocked: a block of kWidth columns of all rows, then the next, the last of kLast if `units`, a multiple of kLast,
+// ask for it. Where L1 has few ways, the same columns of rows that lie a power of two apart would evict each other.
+// Otherwise they are rows as they came, and what put() is given must already lie there.
 template <class S>
-WEFT_INLINE void pair_rows(const float* rows, Index count, Index units, float* to) {
-  if constexpr (S::kPair == 2)
-    for (Index r = 0; r < count; r += 2) S::zip(rows + r * units, rows + (r + 1) * units, to + r * units, 2 * units);
-}
+struct ColumnBlocks {
+  static constexpr Index kWidth = S::kPvVectors * S::kLanes, kLast = S::kBlocked ? kWidth / 2 : kWidth;
+  static constexpr bool kInPlace = S::kPair == 1 && !S::kBlocked;
+  static_assert(!S::kBlocked || S::kPair == 1);
+  Index rows, units;
+
+  // Floats from a row to the next that is contracted, and where columns [column, column + kWidth) of a row begin.
+  WEFT_INLINE Index stride(Index column) const {
+    if constexpr (!S::kBlocked) return S::kPair * units;
+    return column < units / kWidth * kWidth ? kWidth : kLast;
+  }
+  WEFT_INLINE Index at(Index row, Index column) const {
+    if constexpr (!S::kBlocked) return row * units + column;
+    return column / kWidth * kWidth * rows + row * stride(column) + column % kWidth;
+  }
+  WEFT_INLINE void put(const float* from, Index first, Index count, float* to) const {
+    if constexpr (S::kPair == 2) {
+      for (Index r = 0; r < count; r += 2)
+        S::zip(from + r * units, from + (r + 1) * units, to + (first + r) * units, 2 * units);
+    } else if constexpr (S::kBlocked) {
+      for (Index r = 0; r < count; ++r)
+        for (Index c = 0; c < units; c += S::kLanes) S::store(to + at(first + r, c), S::load(from + r * units + c));
+    }
+  }
+};
 
 // x[0..kPair) as one unit per lane, rounded if it is a pair.
 template <class S>

@@ -10,6 +10,8 @@ struct Scalar {
   using V = float;
   using Quad = const float*;
   static constexpr int kLanes = 1, kPvVectors = 8, kKeys = 4, kPair = 1;
+  static constexpr Index kPanel = cpu::kPanel;
+  static constexpr bool kBlocked = false;
 
   static V load(const float* p) { return *p; }
   static Quad load_quad(const float* p) { return p; }

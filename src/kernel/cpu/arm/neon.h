@@ -14,6 +14,8 @@ struct Neon {
   using Quad = float32x4_t;
   // 4 rows x 16 columns: 16 sums, enough for FMLA's latency of 4 on 4 pipes; 24 columns make g++ spill.
   static constexpr int kLanes = 4, kPvVectors = 4, kKeys = 4, kPair = 1;
+  static constexpr Index kPanel = cpu::kPanel;
+  static constexpr bool kBlocked = false;
 
   static V load(const float* p) { return vld1q_f32(p); }
   static Quad load_quad(const float* p) { return vld1q_f32(p); }

@@ -12,8 +12,11 @@ namespace {
 struct Avx512 : X86Halves {
   using V = __m512;
   using Quad = const float*;
-  // 4 rows x 32 columns: 8 sums for FMA's latency of 4 on 2 ports.
-  static constexpr int kLanes = 16, kPvVectors = 2, kKeys = 8, kPair = 1;
+  // Sums of 8 x 2 and 4 x 4 vectors: twice what FMA's latency of 4 on 2 ports asks for, and 10 or 8 loads for 16 FMAs,
+  // of which a processor does as many a cycle as FMAs.
+  static constexpr int kLanes = 16, kPvVectors = 4, kKeys = 8, kPair = 1;
+  static constexpr Index kPanel = 32;
+  static constexpr bool kBlocked = true;
 
   static V load(const float* p) { return _mm512_loadu_ps(p); }
   static Quad load_quad(const float* p) { return p; }

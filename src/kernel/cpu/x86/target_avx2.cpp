@@ -14,6 +14,8 @@ struct Avx2 : X86Halves {
   using Quad = const float*;
   // 4 rows x 16 columns: 8 sums for FMA's latency of 4 on 2 ports, within 16 registers.
   static constexpr int kLanes = 8, kPvVectors = 2, kKeys = 4, kPair = 1;
+  static constexpr Index kPanel = cpu::kPanel;
+  static constexpr bool kBlocked = false;
 
   static V load(const float* p) { return _mm256_loadu_ps(p); }
   static Quad load_quad(const float* p) { return p; }

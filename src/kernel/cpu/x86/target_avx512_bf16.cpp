@@ -10,7 +10,9 @@ namespace {
 
 struct Avx512Bf16 : Avx512 {
   // 8 sums in both products: VDPBF16PS takes longer than FMA.
-  static constexpr int kKeys = 8, kPair = 2;
+  static constexpr int kPvVectors = 2, kKeys = 8, kPair = 2;
+  static constexpr Index kPanel = cpu::kPanel;
+  static constexpr bool kBlocked = false;
 
   template <int kLane>
   static V fma_lane(V sum, V x, Quad quad) {
