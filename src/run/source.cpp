@@ -16,10 +16,34 @@ Index position_of(const Stream& stream, Index token) {
   return token - *(std::upper_bound(offsets.begin(), offsets.end(), token) - 1);
 }
 
+// The slice where, of the key rows, those that are seen stand one after another. They are one range of those around the
+// slice: what it never shows at its ends may be cut off, but rows tile as before.
+Slice among_seen(Slice s, const std::vector<Range>& seen) {
+  const Range touched = touched_keys(s);
+  Index before = 0;
+  for (const Range& r : seen) {
+    if (touched.begin < r.end) {
+      const Index by = before - r.begin;
+      s.k_begin = max_of(s.k_begin, r.begin) + by;
+      s.k_end = min_of(s.k_end, r.end) + by;
+      s.lo = shift_bound(s.lo, by);
+      s.hi = shift_bound(s.hi, by);
+      return s;
+    }
+    before += r.size();
+  }
+  s.q_end = s.q_begin;  // it shows nothing
+  return s;
+}
+
 // Of the steps that attend a move's rows, which are the same slices for other heads.
 SourceMoves::Rows rows_of(const Schedule& schedule, const Plan& plan, const std::vector<Index>& tokens) {
-  SourceMoves::Rows rows{.seen = touched_keys(plan), .tokens = {}, .positions = {}};
-  for (const Slice& s : plan.slices) rows.count = max_of(rows.count, s.k_end);
+  SourceMoves::Rows rows{.seen = touched_keys(plan), .tokens = {}, .positions = {}, .slices = {}};
+  for (const Slice& s : plan.slices) {
+    rows.count = max_of(rows.count, s.k_end);
+    const Slice mapped = among_seen(s, rows.seen);
+    if (mapped.q_begin < mapped.q_end) rows.slices.push_back(mapped);
+  }
   for (const Range& r : rows.seen)
     for (Index row = r.begin; row < r.end; ++row) {
       rows.tokens.push_back(tokens[at(row)]);
@@ -51,7 +75,11 @@ void check_expanded(const ConstTensorView& view, std::string_view what, const So
                     DType dtype) {
   const DType dtypes[] = {dtype};
   check_tensor(view,
-               {.name = what, .rows = asked.rows.rows, .heads = asked.heads.size(), .dim = dim, .dtypes = dtypes});
+               {.name = what,
+                .rows = static_cast<Index>(asked.tokens.size()),
+                .heads = asked.heads.size(),
+                .dim = dim,
+                .dtypes = dtypes});
 }
 
 }  // namespace
@@ -92,8 +120,9 @@ ConstKv SourceCall::shapes() const {
 }
 
 Kv SourceCall::gradients(Index n, Workspace& workspace) const {
-  return take_kv(workspace, Slot::expanded_gradients,
-                 {seen(n).count, attended.heads_k(n).size(), dim_qk, dim_v, sum_type(rows.dtype)});
+  return take_kv(
+      workspace, Slot::expanded_gradients,
+      {static_cast<Index>(seen(n).tokens.size()), attended.heads_k(n).size(), dim_qk, dim_v, rows.dtype});
 }
 
 void SourceCall::reduce(Index n, const ConstTensorView& taken, const Kv& gradients, const TensorView& sum) const {
