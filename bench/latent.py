@@ -148,6 +148,7 @@ def main():
         errors = [float((a - b).double().norm() / b.double().norm()) for a, b in zip(got, results[2])]
         print(f"{name:24} differs from projections, attention by", ", ".join(
             f"{what} {error:.1e}" for what, error in zip(("out", "dq", "dsource", "dweight"), errors)), "in norm")
+    del results, got
     times, peaks = timed(ways, f.rounds, f.device)
     medians = {name: [statistics.median(x) for x in zip(*((a, b, a + b) for a, b in spans))] for name, spans in times.items()}
     base = medians["projections, attention"]

@@ -16,23 +16,18 @@ Index position_of(const Stream& stream, Index token) {
   return token - *(std::upper_bound(offsets.begin(), offsets.end(), token) - 1);
 }
 
-// The slice where, of the key rows, those that are seen stand one after another. They are one range of those around the
-// slice: what it never shows at its ends may be cut off, but rows tile as before.
+// The slice where, of the key rows, those that are seen by any slice stand one after another: those that this one shows
+// lie in one range of them. What it has beyond that range, it does not show.
 Slice among_seen(Slice s, const std::vector<Range>& seen) {
   const Range touched = touched_keys(s);
   Index before = 0;
-  for (const Range& r : seen) {
-    if (touched.begin < r.end) {
-      const Index by = before - r.begin;
-      s.k_begin = max_of(s.k_begin, r.begin) + by;
-      s.k_end = min_of(s.k_end, r.end) + by;
-      s.lo = shift_bound(s.lo, by);
-      s.hi = shift_bound(s.hi, by);
-      return s;
-    }
-    before += r.size();
-  }
-  s.q_end = s.q_begin;  // it shows nothing
+  auto r = seen.begin();
+  for (; touched.begin >= r->end; ++r) before += r->size();
+  const Index by = before - r->begin;
+  s.k_begin = max_of(s.k_begin, r->begin) + by;
+  s.k_end = min_of(s.k_end, r->end) + by;
+  s.lo = shift_bound(s.lo, by);
+  s.hi = shift_bound(s.hi, by);
   return s;
 }
 
@@ -41,8 +36,7 @@ SourceMoves::Rows rows_of(const Schedule& schedule, const Plan& plan, const std:
   SourceMoves::Rows rows{.seen = touched_keys(plan), .tokens = {}, .positions = {}, .slices = {}};
   for (const Slice& s : plan.slices) {
     rows.count = max_of(rows.count, s.k_end);
-    const Slice mapped = among_seen(s, rows.seen);
-    if (mapped.q_begin < mapped.q_end) rows.slices.push_back(mapped);
+    if (touched_keys(s).size() > 0) rows.slices.push_back(among_seen(s, rows.seen));
   }
   for (const Range& r : rows.seen)
     for (Index row = r.begin; row < r.end; ++row) {

@@ -14,7 +14,7 @@ from torch.autograd.function import once_differentiable
 
 from .. import _arrays, _core, _options
 from .._arrays import error
-from .group import communicator
+from .group import Alone, communicator
 from .runs import Call, Run, _settings, _using, call_of, chosen_for_source, run_of, statistics, usable
 
 _PLAIN = frozenset((torch.Tensor, torch.nn.Parameter))
@@ -288,27 +288,13 @@ def _check(q: Tensor, source: Tensor, call: Call) -> None:
                     "give both in one dtype on one device")
 
 
-class _Alone:
-    """Moves nothing: the transport of one rank."""
-
-    time_limit = 300.0
-
-    class _Done:
-        def wait(self) -> None: ...
-
-        def abandon(self) -> None: ...
-
-    def exchange(self, sends: Any, receives: Any) -> Any:
-        return self._Done()
-
-
 _alone = threading.local()
 
 
 def one_rank() -> _core.Communicator:
     """The communicator of one rank, whose executor expands as those of several do: one for each thread."""
     if not hasattr(_alone, "comm"):
-        _alone.comm = _core.python_communicator(0, 1, "one rank", _Alone())
+        _alone.comm = _core.python_communicator(0, 1, "one rank", Alone(), True)
     return _alone.comm
 
 
