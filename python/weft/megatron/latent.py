@@ -9,10 +9,7 @@ import torch
 from megatron.core.models.common.embeddings import apply_rotary_pos_emb
 from megatron.core.packed_seq_params import PackedSeqParams
 from megatron.core.tensor_parallel import ColumnParallelLinear
-from megatron.core.tensor_parallel.mappings import (
-    copy_to_tensor_model_parallel_region,
-    gather_from_tensor_model_parallel_region,
-)
+from megatron.core.tensor_parallel.mappings import gather_from_tensor_model_parallel_region
 from megatron.core.transformer.multi_latent_attention import MLASelfAttention
 from torch import Tensor
 from torch.nn import functional as F
@@ -44,6 +41,22 @@ def _refuse(config: Any) -> None:
     if "core_attn" in (getattr(config, "offload_modules", None) or ()):
         raise error("latent=True and core_attn among offload_modules: there are no keys and values to move to the host",
                     "leave core_attn out of offload_modules")
+
+
+class _SummedGradient(torch.autograd.Function):
+    """The same tensor, whose gradient is the sum of all ranks'. Megatron's copy_to_tensor_model_parallel_region sums a copy, which is
+    lost, where a gradient is not contiguous."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: Any) -> Tensor:
+        ctx.group = group
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tuple[Tensor, None]:
+        total = gradient.clone(memory_format=torch.contiguous_format)
+        torch.distributed.all_reduce(total, group=ctx.group)
+        return total, None
 
 
 class UpProjection(ColumnParallelLinear):
@@ -118,7 +131,7 @@ class LatentSelfAttention(MLASelfAttention):
         plain, turning = of_heads.split([config.qk_head_dim, shared_width], -1)
         source = torch.cat((latent, rotated(shared.unsqueeze(-2)).squeeze(-2)), -1)
         if self.tp_group.size() > 1:  # each rank's gradient is that of its own heads
-            source = copy_to_tensor_model_parallel_region(source, self.tp_group)
+            source = _SummedGradient.apply(source, self.tp_group)
         return torch.cat((plain, rotated(turning)), -1), source, None, queries, latent
 
 
