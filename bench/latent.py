@@ -114,7 +114,8 @@ def main():
     source = torch.randn(sum(lengths), f.latent + f.rope, **make).requires_grad_()
     theirs = source.detach()[seen.to(f.device)].requires_grad_()
     dout = torch.randn(rows, f.heads, f.dim_v, **make)
-    packings = [weft.torch.pack(weft.Packing([0, rows], [0, keys]), made) for keys, made in ((len(source), slices), (len(seen), own))]
+    packings = [weft.torch.pack(weft.Packing([0, rows], [0, keys]), weft.Mask(slices=of).slices)
+                for keys, of in ((len(source), slices), (len(seen), own))]
 
     def expand(x, heads=slice(None)):
         c, rope = x.split([f.latent, f.rope], -1)
@@ -141,8 +142,8 @@ def main():
         results.append([out.detach(), *torch.autograd.grad(out, inputs, dout)])
     # Of a chunk's n queries, the last sees all keys up to the chunk's end, the one before it one less.
     pairs = sum(n * (end - begin) - n * (n - 1) // 2 for n, begin, end in ((b - a, k0, k1) for a, b, k0, k1, _, _ in slices))
-    print(f"{f.case}: {len(lengths)} documents, {sum(lengths)} tokens, rank {f.rank} of {f.ranks}: {rows} queries, {len(seen)} keys "
-          f"seen, {pairs} pairs, {f.heads} heads, {f.dtype} on {f.device}, torch {torch.__version__}")
+    print(f"{f.case}: {len(lengths)} documents, {sum(lengths)} tokens, rank {f.rank} of {f.ranks}: {rows} queries, {len(seen)} "
+          f"keys seen, {pairs} pairs, {f.heads} heads, {f.dtype} on {f.device}, torch {torch.__version__}")
     for name, got in zip(ways, results[:2]):
         got[2] = got[2][seen.to(f.device)]
         errors = [float((a - b).double().norm() / b.double().norm()) for a, b in zip(got, results[2])]

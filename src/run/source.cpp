@@ -68,12 +68,11 @@ ConstTensorView like_keys(const Schedule& s, const ConstTensorView& source, Inde
 void check_expanded(const ConstTensorView& view, std::string_view what, const SourceRows& asked, Index dim,
                     DType dtype) {
   const DType dtypes[] = {dtype};
-  check_tensor(view,
-               {.name = what,
-                .rows = static_cast<Index>(asked.tokens.size()),
-                .heads = asked.heads.size(),
-                .dim = dim,
-                .dtypes = dtypes});
+  check_tensor(view, {.name = what,
+                      .rows = static_cast<Index>(asked.tokens.size()),
+                      .heads = asked.heads.size(),
+                      .dim = dim,
+                      .dtypes = dtypes});
 }
 
 }  // namespace
@@ -114,9 +113,8 @@ ConstKv SourceCall::shapes() const {
 }
 
 Kv SourceCall::gradients(Index n, Workspace& workspace) const {
-  return take_kv(
-      workspace, Slot::expanded_gradients,
-      {static_cast<Index>(seen(n).tokens.size()), attended.heads_k(n).size(), dim_qk, dim_v, rows.dtype});
+  return take_kv(workspace, Slot::expanded_gradients,
+                 {static_cast<Index>(seen(n).tokens.size()), attended.heads_k(n).size(), dim_qk, dim_v, rows.dtype});
 }
 
 void SourceCall::reduce(Index n, const ConstTensorView& taken, const Kv& gradients, const TensorView& sum) const {

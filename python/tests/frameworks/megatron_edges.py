@@ -227,7 +227,8 @@ def latents_move():
     """With latent=True ranks exchange the latent and the rotated part of the keys, in both passes, and no keys or values."""
     config = m.config_of(mla=True)
     heads = config.num_attention_heads * (config.qk_head_dim + config.qk_pos_emb_head_dim + config.v_head_dim)
-    comm, found = weft.torch.group.communicator(weft.torch.group.name_of(parallel_state.get_context_parallel_group())), {}
+    group, found = weft.torch.group.name_of(parallel_state.get_context_parallel_group()), {}
+    comm = weft.torch.group.communicator(group)
     for latent in (False, True):
         case = dict(mla=True, weft=dict(latent=latent, schedule="all_gather"))
         model = m.model_of(case)
@@ -238,7 +239,8 @@ def latents_move():
         out.sum().backward()
         found[latent] = forward, comm.bytes_received - forward
     layers, rows, width = config.num_layers, batch["tokens"].shape[1], config.kv_lora_rank + config.qk_pos_emb_head_dim
-    assert found == {latent: (layers * rows * one * 4, layers * rows * one * 8) for latent, one in ((False, heads), (True, width))}
+    assert found == {latent: (layers * rows * numbers * 4, layers * rows * numbers * 8)
+                     for latent, numbers in ((False, heads), (True, width))}
 
 
 @case

@@ -260,23 +260,25 @@ def test_counted_bytes_of_deepseek(heads, least):
         rows = torch.randn(2, latent + rope).bfloat16().requires_grad_()
         k, v = (torch.zeros(2, heads, dim).bfloat16().requires_grad_() for dim in (nope + rope, dim_v))
         weft.torch.use_layout(packing, comm, layout="zigzag")
-        schedule = weft._core.RankSchedule(weft.Problem(packing, weft.Mask(causal=True)), layout_of("zigzag", packing, 8), comm.rank,
-                                           heads, heads, None, name, {})
+        problem = weft.Problem(packing, weft.Mask(causal=True))
         found = []
-        for width, given, more in ((0, (k, v), {}), (latent + rope, (rows,), {"expand": expand})):
-            for backward in (False, True):
+        for name in ("all_gather", "ring"):
+            schedule = weft._core.RankSchedule(problem, layout_of("zigzag", packing, 8), comm.rank, heads, heads, None, name, {})
+            for width, given, more in ((0, (k, v), {}), (latent + rope, (rows,), {"expand": expand})):
                 comm.reset_traffic()
-                if backward:
-                    out.sum().backward()
-                else:
-                    out = attend(q, *given, packing=packing, causal=True, group=comm, layout="zigzag", schedule=name, **more)
-                assert comm.bytes_received == schedule.traffic(weft._core.DType.bf16, nope + rope, dim_v, backward, source=width)[
-                    "bytes_received"]
-                found.append(comm.bytes_received)
+                out = attend(q, *given, packing=packing, causal=True, group=comm, layout="zigzag", schedule=name, **more)
+                counted = [comm.bytes_received]
+                comm.reset_traffic()
+                out.sum().backward()
+                counted.append(comm.bytes_received)
+                assert counted == [
+                    schedule.traffic(weft._core.DType.bf16, nope + rope, dim_v, backward, source=width)["bytes_received"]
+                    for backward in (False, True)]
+                found.append(counted)
         return found
 
-    for name in ("all_gather", "ring"):
-        for of_heads, heads_backward, of_latent, latent_backward in weft.spawn(8, of_rank):
+    for counted in weft.spawn(8, of_rank):
+        for (of_heads, heads_backward), (of_latent, latent_backward) in (counted[:2], counted[2:]):
             assert of_latent == 7 * 2 * (latent + rope) * 2 and latent_backward == 3 * of_latent
             assert of_heads >= least * of_latent and heads_backward >= least * latent_backward
 
@@ -315,9 +317,9 @@ def test_memory_of_one_group_of_heads(groups):
         found = []
         for recompute in (True, False):
             up = Watched(8)
-            q, source = (weft.torch.shard(x, problem.packing, comm, layout="zigzag").requires_grad_() for x in problem.tensors[:2])
-            out = attend(q, source, problem.packing, causal=True, group=comm, layout="zigzag", expand=up, recompute=recompute,
-                         schedule=weft.Schedule("all_gather", head_groups=groups))
+            q, source = (weft.torch.shard(x, problem.packing, comm, layout="zigzag") for x in problem.tensors[:2])
+            out = attend(q.requires_grad_(), source, problem.packing, causal=True, group=comm, layout="zigzag", expand=up,
+                         recompute=recompute, schedule=weft.Schedule("all_gather", head_groups=groups))
             now = up.here.__dict__["now"]
             found.append((now[1], now[0]))
             out.sum().backward()

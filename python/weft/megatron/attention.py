@@ -255,7 +255,8 @@ class WeftCoreAttention(MegatronModule):
         want_logits = self.config.qk_clip or self.config.log_max_attention_logit
         if rows.group is not None:
             options["schedule"] = self.schedule
-        out: Any = weft.torch.context_parallel_attention(
+        attend: Any = weft.torch.context_parallel_attention
+        out = attend(
             *tensors, packing=rows.packing, causal=causal, sink=self._sink(), group=rows.group, one_rank=rows.group is None,
             return_max_logit=want_logits, **options)
         if want_logits:

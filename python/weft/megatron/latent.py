@@ -1,4 +1,4 @@
-"""Multi-head latent attention whose latent moves: each context-parallel rank makes keys and values of the rows that it attends."""
+"""Multi-head latent attention whose latent moves, and context-parallel ranks make the keys and values that they attend."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ def _refuse(config: Any) -> None:
 
 
 class _SummedGradient(torch.autograd.Function):
-    """The same tensor, whose gradient is the sum of all ranks'. Megatron's copy_to_tensor_model_parallel_region sums a copy, which is
-    lost, where a gradient is not contiguous."""
+    """The same tensor, whose gradient is the sum of all ranks'. Megatron's copy_to_tensor_model_parallel_region sums a copy, and
+    loses it, where a gradient is not contiguous."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, group: Any) -> Tensor:
@@ -66,7 +66,7 @@ class UpProjection(ColumnParallelLinear):
     rows are summed over the tensor-parallel ranks elsewhere, once for all calls.
     """
 
-    def forward(self, rows: Tensor, heads: slice = slice(None)) -> Tensor:  # type: ignore[override]
+    def forward(self, rows: Tensor, heads: slice = slice(None)) -> Tensor:
         """[rows, heads, qk_head_dim + v_head_dim] of this tensor-parallel rank's heads."""
         width = self.config.qk_head_dim + self.config.v_head_dim
         weight = self.weight.unflatten(0, (-1, width))[heads]

@@ -33,8 +33,8 @@ def _latent(attention: ModuleSpec, recompute: bool) -> None:
                     "give get_gpt_layer_local_spec multi_latent_attention=True, or leave latent out")
     parts: Any = attention.submodules
     if _name(parts.linear_kv_up_proj) not in ("ColumnParallelLinear", "UpProjection"):
-        raise error(f"latent=True and linear_kv_up_proj is {_name(parts.linear_kv_up_proj)}: rows of other ranks are multiplied by "
-                    "its weight outside of it, which is written for Megatron's own ColumnParallelLinear",
+        raise error(f"latent=True and linear_kv_up_proj is {_name(parts.linear_kv_up_proj)}: rows of other ranks are multiplied "
+                    "by its weight, which is written for Megatron's own ColumnParallelLinear",
                     "use the spec of get_gpt_layer_local_spec, or leave latent out")
     attention.module, attention.params = LatentSelfAttention, {**attention.params, "recompute": recompute}
     parts.linear_kv_up_proj = UpProjection
@@ -81,15 +81,16 @@ def with_weft(spec: S, *, latent: bool = False, recompute: bool = True, **option
     return. Options, for what Megatron's config has no word for, each one value or a list of one a layer: schedule (a name
     or a weft.Schedule, in the place of cp_comm_type), chunk_size, softcap, kernel, checked.
 
-    latent=True: of multi-head latent attention (get_gpt_layer_local_spec(multi_latent_attention=True)) the latent moves, and each
-    context-parallel rank makes the keys and values that it attends (docs/latent.md); again in the backward, unless
+    latent=True: of multi-head latent attention (get_gpt_layer_local_spec(multi_latent_attention=True)) the latent moves, and
+    each context-parallel rank makes the keys and values that it attends (docs/latent.md); again in the backward, unless
     recompute=False, which keeps them.
     """
     if not latent and recompute is not True:
-        raise error("recompute is given without latent=True", "leave it out: it is about keys and values that are made of a latent")
+        raise error("recompute is given without latent=True", "leave it out: it is about keys and values made of a latent")
     for name in options:
         if name not in OPTIONS:
-            raise error(f"with_weft has no option {name}", f"use latent, recompute, {', '.join(OPTIONS)}; the rest comes from Megatron's config")
+            raise error(f"with_weft has no option {name}",
+                        f"use latent, recompute, {', '.join(OPTIONS)}; the rest comes from Megatron's config")
     changed = copy.deepcopy(spec)
     if not _replace(changed, ModuleSpec(module=WeftCoreAttention, params=options)):
         raise error(f"there is no core_attention in a {type(spec).__name__}",

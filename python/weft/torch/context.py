@@ -259,8 +259,9 @@ class ContextParallel:
         for x, what, rows, dims in ((q, "q", self._rows, 3), (k, name, self._rows_k, 3 if expand is None else 2),
                                     (v, "v", self._rows_k, 3)):
             if x is not None and (x.dim() != dims or x.shape[0] != rows):
+                shape = "[rows, heads, dim]" if dims == 3 else "[rows, width]"
                 raise error(f"{what} has shape {list(x.shape)}, and this rank {rows} rows of the pack",
-                            f"give {'[rows, heads, dim]' if dims == 3 else '[rows, width]'} of the rows that this object's shard gave")
+                            f"give {shape} of the rows that this object's shard gave")
         if expand is not None and self.tree is not None and wanted(expand).positions:
             raise error("expand takes positions, and of rows of a tree it would get those in the packed stream",
                         "apply rotary embeddings to the source, by this object's position_ids")

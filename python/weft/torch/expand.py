@@ -176,7 +176,7 @@ class _Maker:
             self.made = made
         elif self.kept is not None:
             self.kept[key] = made
-        return (_arrays.array(usable(made.k.detach()), name="k of expand"), _arrays.array(usable(made.v.detach()), name="v of expand"))
+        return tuple(_arrays.array(usable(x.detach()), name=f"{name} of expand") for x, name in ((made.k, "k"), (made.v, "v")))
 
     def reduce(self, buffer: Any, step: int, first: int, last: int, dk: Any, dv: Any, gradient: Any) -> None:
         made, self.made = self.made, None

@@ -99,8 +99,8 @@ class packed:
     weft.torch: schedule (a name, or a weft.Schedule), deterministic, kernel, checked.
 
     latent=True: of layers with multi-head latent attention (DeepSeek-V2, V3 and others that have a method expand_kv) the latent
-    moves, and each rank makes the keys and values that it attends (docs/latent.md); again in the backward, unless recompute=False,
-    which keeps them.
+    moves, and each rank makes the keys and values that it attends (docs/latent.md); again in the backward, unless
+    recompute=False, which keeps them.
 
     Only the forward pass has to be inside. Rows are checked against their positions wherever a model shows them;
     check_positions=False is for models whose positions are meant to be other than those in the document.
