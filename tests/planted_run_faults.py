@@ -30,6 +30,7 @@ QUERIES = "src/run/query_moves.cpp"
 FORWARD, BACKWARD, BUFFER = "src/run/forward.cpp", "src/run/backward.cpp", "src/prepare/kv_buffer.cpp"
 PLACES, TRANSPORT = "src/prepare/key_places.cpp", "python/weft/torch/transport.py"
 MESH = ("unit_run", "Mesh.*")
+SOURCE, EXPANDED = "src/run/source.cpp", ("unit_run", "Source.*")
 STRICT, EXECUTOR = ("unit_run", "Strict.*"), ("unit_run", "Executor.EqualsTheReference:Executor.AnyHeadsOnAnyRanks")
 KV, CHECKED, SEALS = ("unit_prepare", "KvBuffer.*:KvDrop.*:KvTree.*"), ("unit_run", "Checked.*"), ("unit_comm", "CheckedMessages.*")
 ROWS = ("unit_rows", "*")
@@ -37,6 +38,15 @@ COMM, GLOO = ("unit_comm", "Communicator.*:Request.*"), ("pytest", "python/tests
 STEPS = ("pytest", "python/tests/pytorch/test_tree_micro.py")
 
 FAULTS = [Fault(*fault[:4], *fault[4]) for fault in [
+    # Slices on expanded rows, which are those that are seen.
+    ("among expanded rows the diagonal stays where it was", SOURCE, "  s.hi = shift_bound(s.hi, by);\n", "", EXPANDED),
+    ("among expanded rows a window's far end stays where it was", SOURCE, "  s.lo = shift_bound(s.lo, by);\n", "", EXPANDED),
+    ("among expanded rows those between the seen ones count too", SOURCE, "++r) before += r->size();", "++r) before = r->end;",
+     EXPANDED),
+    ("expanded rows are attended by the slices of the rows that moved", FORWARD, "        call.slices = source->slices(n);\n", "",
+     EXPANDED),
+    ("gradients of expanded rows are made by the slices of the rows that moved", BACKWARD,
+     "          call.slices = source->slices(n);\n", "", EXPANDED),
     # Gradients on their way home.
     ("gradients of several stages are added as they come", RETURN,
      "  if (alone(n)) home = at_once(std::move(home), !adds_);", "  home = at_once(std::move(home), !adds_);", STRICT),
@@ -226,6 +236,15 @@ FAULTS = [Fault(*fault[:4], *fault[4]) for fault in [
 DEVICE, STAGED = "src/device/cuda/device.cu", "src/comm/cuda/staged.cpp"
 ON_GPU = ("cuda_test", "DeviceExecutor.EqualsTheDefinitionOnRandomProblems:DeviceExecutor.TransportsOfTheHostGiveTheSameBits")
 CUDA_FAULTS = [Fault(*fault[:4], *fault[4]) for fault in [
+    # Slices on expanded rows, which are those that are seen.
+    ("among expanded rows the diagonal stays where it was", SOURCE, "  s.hi = shift_bound(s.hi, by);\n", "", EXPANDED),
+    ("among expanded rows a window's far end stays where it was", SOURCE, "  s.lo = shift_bound(s.lo, by);\n", "", EXPANDED),
+    ("among expanded rows those between the seen ones count too", SOURCE, "++r) before += r->size();", "++r) before = r->end;",
+     EXPANDED),
+    ("expanded rows are attended by the slices of the rows that moved", FORWARD, "        call.slices = source->slices(n);\n", "",
+     EXPANDED),
+    ("gradients of expanded rows are made by the slices of the rows that moved", BACKWARD,
+     "          call.slices = source->slices(n);\n", "", EXPANDED),
     ("dsink on a GPU is made with the LSE of the first head", DEVICE, "exp(logit - load(lse, row, head, 0))",
      "exp(logit - load(lse, row, 0, 0))", ON_GPU),
     ("sums on a GPU replace each other", DEVICE, "element<float>(to, row, head)[i] += element", "element<float>(to, row, head)[i] = element",

@@ -48,7 +48,7 @@ struct ExecutorOptions {
 // Rows of a source whose K and V are wanted: the first ones of the buffer of a step.
 struct SourceRows {
   ConstTensorView rows = {};              // [rows, 1, width], contiguous
-  std::span<const Range> seen = {};       // rows that queries may see, in order; the others may hold anything
+  std::span<const Range> seen = {};       // rows that queries see, in order; the others may hold anything
   std::span<const Index> tokens = {};     // of the rows that are seen, one after another
   std::span<const Index> positions = {};  // of the same, in their sequences
   Range heads = {};                       // K/V heads that are wanted
@@ -66,13 +66,11 @@ struct KeyValueViews {
 // rank's own thread inside of a pass, once or several times a step, and must not call the executor.
 struct Source {
   ConstTensorView rows = {};  // [tk, 1, width] of q's dtype, contiguous: the rank's own
-  // K and V of the heads asked for, in q's dtype and as many rows as it is given. Rows that are not seen may have any
-  // numbers, but no NaN or infinity. The memory stays the caller's, and what it is until the next call of one of the
-  // two functions, or the end of the pass.
+  // K and V of the heads asked for, in q's dtype: of the rows that are seen alone, one after another. The memory stays
+  // the caller's, and what it is until the next call of one of the two functions, or the end of the pass.
   std::function<KeyValueViews(const SourceRows&)> expand = {};
-  // Backward, after expand() of the same rows and heads: adds what the gradients of K and V, f32 or f64, make of
-  // those rows to `gradient` [rows, 1, width] of the same type. They are 0 in rows that are not seen, which are not to
-  // be read.
+  // Backward, after expand() of the same rows and heads: adds what the gradients of K and V, of the rows that are seen
+  // and in q's dtype, make of those rows to `gradient` [rows, 1, width], f32 or f64. It has all rows of the buffer.
   std::function<void(const SourceRows&, const KeyValueViews&, const TensorView& gradient)> reduce = {};
 };
 

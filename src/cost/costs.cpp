@@ -165,7 +165,7 @@ RankMemory Costs::memory(const Frame& f, std::span<const StepFrame> steps, bool 
     Index made = 0, made_gradients = 0;
     for (const StepFrame& s : steps) {
       made = max_of(made, s.key_rows * s.heads_k * dims() * size({}));
-      made_gradients = max_of(made_gradients, kv_size(s.key_rows, s.heads_k, dqk, dv, sums()));
+      made_gradients = max_of(made_gradients, kv_size(s.key_rows, s.heads_k, dqk, dv, shape_.dtype));
     }
     m.tensors += made;
     if (backward) m.workspace += made_gradients;

@@ -147,7 +147,10 @@ void Executor::Data::attend_steps_backward(const Kernel& kernel, const run::Step
       if (summed) call.steps = &query_steps;
       query_steps.last = n == computed.last();
       log(StepEvent::Kind::compute, n, [&] {
-        if (source != nullptr) std::tie(call.k, call.v) = source->expand(n, kv.k).both();
+        if (source != nullptr) {
+          std::tie(call.k, call.v) = source->expand(n, kv.k).both();
+          call.slices = source->slices(n);
+        }
         kernel.backward(call);
         home.reduce(n, kv, gradients.to);
       });

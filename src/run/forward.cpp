@@ -97,7 +97,10 @@ void Executor::Data::attend_steps(const Kernel& kernel, const run::StepList& ste
       call.partial = queries ? queries->states(n) : partial;
     }
     log(StepEvent::Kind::compute, n, [&] {
-      if (source != nullptr) std::tie(call.k, call.v) = source->expand(n, kv.k).both();
+      if (source != nullptr) {
+        std::tie(call.k, call.v) = source->expand(n, kv.k).both();
+        call.slices = source->slices(n);
+      }
       kernel.forward(call);
     });
     if (queries) queries->end(n);

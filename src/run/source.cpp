@@ -16,10 +16,28 @@ Index position_of(const Stream& stream, Index token) {
   return token - *(std::upper_bound(offsets.begin(), offsets.end(), token) - 1);
 }
 
+// The slice where, of the key rows, those that are seen by any slice stand one after another: those that this one shows
+// lie in one range of them. What it has beyond that range, it does not show.
+Slice among_seen(Slice s, const std::vector<Range>& seen) {
+  const Range touched = touched_keys(s);
+  Index before = 0;
+  auto r = seen.begin();
+  for (; touched.begin >= r->end; ++r) before += r->size();
+  const Index by = before - r->begin;
+  s.k_begin = max_of(s.k_begin, r->begin) + by;
+  s.k_end = min_of(s.k_end, r->end) + by;
+  s.lo = shift_bound(s.lo, by);
+  s.hi = shift_bound(s.hi, by);
+  return s;
+}
+
 // Of the steps that attend a move's rows, which are the same slices for other heads.
 SourceMoves::Rows rows_of(const Schedule& schedule, const Plan& plan, const std::vector<Index>& tokens) {
-  SourceMoves::Rows rows{.seen = touched_keys(plan), .tokens = {}, .positions = {}};
-  for (const Slice& s : plan.slices) rows.count = max_of(rows.count, s.k_end);
+  SourceMoves::Rows rows{.seen = touched_keys(plan), .tokens = {}, .positions = {}, .slices = {}};
+  for (const Slice& s : plan.slices) {
+    rows.count = max_of(rows.count, s.k_end);
+    if (touched_keys(s).size() > 0) rows.slices.push_back(among_seen(s, rows.seen));
+  }
   for (const Range& r : rows.seen)
     for (Index row = r.begin; row < r.end; ++row) {
       rows.tokens.push_back(tokens[at(row)]);
@@ -50,8 +68,11 @@ ConstTensorView like_keys(const Schedule& s, const ConstTensorView& source, Inde
 void check_expanded(const ConstTensorView& view, std::string_view what, const SourceRows& asked, Index dim,
                     DType dtype) {
   const DType dtypes[] = {dtype};
-  check_tensor(view,
-               {.name = what, .rows = asked.rows.rows, .heads = asked.heads.size(), .dim = dim, .dtypes = dtypes});
+  check_tensor(view, {.name = what,
+                      .rows = static_cast<Index>(asked.tokens.size()),
+                      .heads = asked.heads.size(),
+                      .dim = dim,
+                      .dtypes = dtypes});
 }
 
 }  // namespace
@@ -93,7 +114,7 @@ ConstKv SourceCall::shapes() const {
 
 Kv SourceCall::gradients(Index n, Workspace& workspace) const {
   return take_kv(workspace, Slot::expanded_gradients,
-                 {seen(n).count, attended.heads_k(n).size(), dim_qk, dim_v, sum_type(rows.dtype)});
+                 {static_cast<Index>(seen(n).tokens.size()), attended.heads_k(n).size(), dim_qk, dim_v, rows.dtype});
 }
 
 void SourceCall::reduce(Index n, const ConstTensorView& taken, const Kv& gradients, const TensorView& sum) const {

@@ -1,6 +1,7 @@
 // K and V that are made of a source: its rows move, and each step's K and V are expanded before they are attended.
 #pragma once
 
+#include <span>
 #include <vector>
 
 #include "run/executor_data.h"
@@ -22,6 +23,7 @@ struct SourceMoves {
     std::vector<Range> seen;
     std::vector<Index> tokens, positions;  // of the rows that are seen
     Index count = 0;                       // all slices lie before this row
+    std::vector<Slice> slices;             // of the steps, where key rows are those that are seen
   };
   Schedule schedule;       // of the moves
   std::vector<Index> of;   // by step of the attended schedule: its move
@@ -39,11 +41,13 @@ struct SourceCall {
   Place place = {};
 
   Index move_of(Index n) const { return moves.of[at(attended.first() + n)] - steps.first(); }
-  // K and V of step n, whose move brought `taken`.
+  // K and V of step n, whose move brought `taken`: of the rows that are seen alone.
   ConstKv expand(Index n, const ConstTensorView& taken) const;
   // Views of all K and V before the steps. Only their shapes count: nothing reads them.
   ConstKv shapes() const;
-  // Where the kernel writes their gradients, every element of them.
+  std::span<const Slice> slices(Index n) const { return seen(n).slices; }
+  // Where the kernel writes their gradients, every element of them. They have the type of K and V: those of a step are
+  // whole, and what they make of the source is added up in f32.
   Kv gradients(Index n, Workspace& workspace) const;
   // What these are for the source is added to the rows of `sum`.
   void reduce(Index n, const ConstTensorView& taken, const Kv& gradients, const TensorView& sum) const;

@@ -1,6 +1,7 @@
 // K and V made of a source by each rank: every schedule against the reference, bytes, and what exists at once.
 #include <atomic>
 #include <cmath>
+#include <memory_resource>
 
 #include <gtest/gtest.h>
 
@@ -16,10 +17,30 @@ namespace {
 
 constexpr Index kWidth = 5;
 
+// Counts the bytes that are held, and the most of them at once.
+class Counting : public std::pmr::memory_resource {
+ public:
+  std::size_t most = 0;
+
+ private:
+  void* do_allocate(std::size_t bytes, std::size_t alignment) override {
+    most = std::max(most, held_ += bytes);
+    return std::pmr::new_delete_resource()->allocate(bytes, alignment);
+  }
+  void do_deallocate(void* p, std::size_t bytes, std::size_t alignment) override {
+    held_ -= bytes;
+    std::pmr::new_delete_resource()->deallocate(p, bytes, alignment);
+  }
+  bool do_is_equal(const memory_resource& other) const noexcept override { return this == &other; }
+
+  std::size_t held_ = 0;
+};
+
 // A linear map of a row to each head, times a number that depends on the position: what a latent and a rotation do.
 class Maker {
  public:
-  explicit Maker(const RanksProblem& p) : p_(p) {
+  explicit Maker(const RanksProblem& p, std::pmr::memory_resource* memory = std::pmr::new_delete_resource())
+      : p_(p), memory_(memory) {
     std::mt19937_64 engine(p.seed + 1);
     for (auto* of : {&to_k_, &to_v_}) {
       of->resize(at(kWidth * p.heads_k * (of == &to_k_ ? p.dim_qk : p.dim_v)));
@@ -27,22 +48,21 @@ class Maker {
     }
   }
 
-  // Rows that are not seen become 0.
   KeyValueViews expand(const SourceRows& rows) {
     const auto seen = each_seen(rows);
-    k_.emplace(made(rows, seen, to_k_, p_.dim_qk));
-    v_.emplace(made(rows, seen, to_v_, p_.dim_v));
+    k_.reset();  // before the next ones are made
+    v_.reset();
     most_heads = max_of(most_heads, rows.heads.size());
     ++calls;
-    return {k_->view, v_->view};
+    return {made(rows, seen, to_k_, p_.dim_qk, k_), made(rows, seen, to_v_, p_.dim_v, v_)};
   }
   void reduce(const SourceRows& rows, const KeyValueViews& gradients, const TensorView& to) const {
     const auto seen = each_seen(rows);
-    for (const auto& [row, position] : seen)
-      for (Index h = rows.heads.begin; h < rows.heads.end; ++h) {
-        add(gradients.k, to_k_, row, h, h - rows.heads.begin, position, to);
-        add(gradients.v, to_v_, row, h, h - rows.heads.begin, position, to);
-      }
+    EXPECT_EQ(gradients.k.rows, static_cast<Index>(seen.size()));
+    for (std::size_t i = 0; i < seen.size(); ++i)
+      for (Index h = rows.heads.begin; h < rows.heads.end; ++h)
+        for (const auto& [gradient, map] : {std::pair{&gradients.k, &to_k_}, {&gradients.v, &to_v_}})
+          add(gradient->at<double>(static_cast<Index>(i), h - rows.heads.begin), *map, gradient->dim, h, seen[i], to);
   }
   Source source(const ConstTensorView& rows) {
     return {.rows = rows,
@@ -69,32 +89,30 @@ class Maker {
   double weight(const std::vector<double>& map, Index dim, Index j, Index head, Index i) const {
     return map[at((j * p_.heads_k + head) * dim + i)];
   }
-  check::Tensor made(const SourceRows& rows, const Seen& seen, const std::vector<double>& map, Index dim) const {
-    check::Tensor t(p_.dtype, rows.rows.rows, rows.heads.size(), dim);
-    std::fill(t.bytes.begin(), t.bytes.end(), std::byte{});
-    std::vector<double> of_head(at(dim));
+  // Of the rows that are seen, in `held`.
+  ConstTensorView made(const SourceRows& rows, const Seen& seen, const std::vector<double>& map, Index dim,
+                       std::optional<std::pmr::vector<double>>& held) const {
+    const Index heads = rows.heads.size();
+    held.emplace(seen.size() * at(heads * dim), 0.0, memory_);
+    double* to = held->data();
     for (const auto& [row, position] : seen)
-      for (Index h = rows.heads.begin; h < rows.heads.end; ++h) {
-        for (Index i = 0; i < dim; ++i) {
-          of_head[at(i)] = 0;
+      for (Index h = rows.heads.begin; h < rows.heads.end; ++h)
+        for (Index i = 0; i < dim; ++i, ++to)
           for (Index j = 0; j < kWidth; ++j)
-            of_head[at(i)] += rows.rows.at<double>(row, 0)[j] * weight(map, dim, j, h, i) * turn(position, i);
-        }
-        store_row(t.view, row, h - rows.heads.begin, of_head.data());
-      }
-    return t;
+            *to += rows.rows.at<double>(row, 0)[j] * weight(map, dim, j, h, i) * turn(position, i);
+    return thd(static_cast<const void*>(held->data()), DType::f64, static_cast<Index>(seen.size()), heads, dim);
   }
-  void add(const ConstTensorView& gradient, const std::vector<double>& map, Index row, Index head, Index place,
-           Index position, const TensorView& to) const {
-    const double* from = gradient.at<double>(row, place);
+  void add(const double* from, const std::vector<double>& map, Index dim, Index head, std::pair<Index, Index> place,
+           const TensorView& to) const {
     for (Index j = 0; j < kWidth; ++j)
-      for (Index i = 0; i < gradient.dim; ++i)
-        to.at<double>(row, 0)[j] += from[i] * weight(map, gradient.dim, j, head, i) * turn(position, i);
+      for (Index i = 0; i < dim; ++i)
+        to.at<double>(place.first, 0)[j] += from[i] * weight(map, dim, j, head, i) * turn(place.second, i);
   }
 
   RanksProblem p_;
   std::vector<double> to_k_, to_v_;
-  std::optional<check::Tensor> k_, v_;
+  std::pmr::memory_resource* memory_;
+  std::optional<std::pmr::vector<double>> k_, v_;
 };
 
 // All rows, as if they were one buffer.
@@ -123,12 +141,23 @@ struct SourceProblem {
         for (Index j = 0; j < kWidth; ++j) rows.view.at<double>(row, 0)[j] = check::normal(engine);
     const SourceRows all{rows.view, whole.seen, whole.tokens, whole.positions, {0, p.heads_k}};
     const KeyValueViews kv = maker.expand(all);
-    from_f64(to_f64(kv.k), in.k.view);
-    from_f64(to_f64(kv.v), in.v.view);
+    for (std::size_t i = 0; i < whole.tokens.size(); ++i)
+      for (const auto& [from, to] : {std::pair{&kv.k, &in.k.view}, {&kv.v, &in.v.view}})
+        copy_row(*from, static_cast<Index>(i), *to, whole.tokens[i]);
     exact.emplace(p, in);
     dsource.emplace(DType::f64, rows.view.rows, 1, kWidth);
     std::fill(dsource->bytes.begin(), dsource->bytes.end(), std::byte{});
-    maker.reduce(all, {exact->dk.view, exact->dv.view}, dsource->view);
+    const check::Tensor dk = seen_of(exact->dk, whole.tokens), dv = seen_of(exact->dv, whole.tokens);
+    maker.reduce(all, {dk.view, dv.view}, dsource->view);
+  }
+  // Both contiguous.
+  static void copy_row(const ConstTensorView& from, Index row, const TensorView& to, Index to_row) {
+    std::copy_n(from.at<double>(row, 0), from.heads * from.dim, to.at<double>(to_row, 0));
+  }
+  static check::Tensor seen_of(const check::Tensor& all, const std::vector<Index>& rows) {
+    check::Tensor seen(DType::f64, static_cast<Index>(rows.size()), all.view.heads, all.view.dim);
+    for (std::size_t i = 0; i < rows.size(); ++i) copy_row(all.view, rows[i], seen.view, static_cast<Index>(i));
+    return seen;
   }
   RanksProblem p;
   Maker maker;
@@ -141,6 +170,7 @@ struct SourceProblem {
 struct SourceResult {
   double error = 0;
   std::atomic<Index> most_heads = 0, most_calls = 0;
+  Counting expanded, workspace;  // of rank 0: K and V, and what the executor holds
 };
 
 void run_rank(Communicator& comm, SourceProblem& s, const Layouts& layouts, const ScheduleOptions& options,
@@ -155,10 +185,12 @@ void run_rank(Communicator& comm, SourceProblem& s, const Layouts& layouts, cons
     shard(layouts, rank, s.in, t);
     layouts.k.shard(rank, s.rows.rows(), own.rows());
   }
-  Maker maker(p);
+  Maker maker(p, rank == 0 ? &result.expanded : std::pmr::new_delete_resource());
   const Source source = maker.source(own.view);
   const Schedule schedule = make_schedule(p.problem, layouts, rank, {p.heads_q, p.heads_k}, options);
-  Executor executor(comm, schedule, how);
+  ExecutorOptions counted = how;
+  if (rank == 0) counted.memory = &result.workspace;
+  Executor executor(comm, schedule, counted);
   check::DeviceMirror here({});
   RankArgs args = t.args(here, attention_of(p, s.in));
   args.forward.k = args.forward.v = args.backward.k = args.backward.v = {};
@@ -291,6 +323,27 @@ TEST(Source, HeadGroupsExpandOneGroupAtATimeAndGatherOnce) {
     EXPECT_EQ(result.most_heads, 8 / groups);
     EXPECT_EQ(result.most_calls, 2 * groups);  // forward, and once more in the backward
     EXPECT_EQ(bytes(groups), 3 * 24 * kWidth * 8);
+  }
+}
+
+// Rank 0 sees all 96 keys. Between G = 1 and G = 8 the most that is held at once differs by seven eighths of K and V,
+// and, in the executor, of their gradients.
+TEST(Source, HeadGroupsHoldKeysAndValuesOfOneGroup) {
+  SourceProblem s({.problem = Problem(padded({96}), {.causal = true}),
+                   .heads_q = 8,
+                   .heads_k = 8,
+                   .dim_qk = 6,
+                   .dim_v = 4,
+                   .dtype = DType::f64});
+  const Layouts layouts = make_layouts(LayoutKind::zigzag, s.p.problem, 4);
+  constexpr std::size_t kAll = std::size_t{96} * 8 * (6 + 4) * 8;
+  std::size_t workspace_of_one = 0;
+  for (const Index groups : {1, 2, 8}) {
+    SourceResult result;
+    run_source(s, layouts, {.head_groups = groups}, result);
+    EXPECT_EQ(result.expanded.most, kAll / at(groups));
+    if (groups == 1) workspace_of_one = result.workspace.most;
+    EXPECT_EQ(workspace_of_one - result.workspace.most, kAll - kAll / at(groups));
   }
 }
 

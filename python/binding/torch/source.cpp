@@ -58,6 +58,7 @@ class PythonSource {
     const AcquireGil gil;
     const nb::int_ step(asked.step);
     if (!known_.contains(step)) known_[step] = seen_in(asked);
+    kept_.reset();  // before the next ones are made: those of one head group exist at a time
     kept_ = call_python(maker_.attr("expand"), rows_of(asked.rows, asked.place), step, nb::int_(asked.heads.begin),
                         nb::int_(asked.heads.end));
     return {view(nb::cast<const Array&>(kept_[0]), "k of expand", Format::thd),

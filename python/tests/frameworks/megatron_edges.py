@@ -223,6 +223,65 @@ def latents_on_tensor_parallel_ranks():
 
 
 @case
+def latents_move():
+    """With latent=True ranks exchange the latent and the rotated part of the keys, in both passes, and no keys or values."""
+    config = m.config_of(mla=True)
+    heads = config.num_attention_heads * (config.qk_head_dim + config.qk_pos_emb_head_dim + config.v_head_dim)
+    group, found = weft.torch.group.name_of(parallel_state.get_context_parallel_group()), {}
+    comm = weft.torch.group.communicator(group)
+    for latent in (False, True):
+        case = dict(mla=True, weft=dict(latent=latent, schedule="all_gather"))
+        model = m.model_of(case)
+        batch, params, _ = m.batch_of(case)
+        comm.reset_traffic()
+        out = model(input_ids=batch["tokens"], position_ids=batch["position_ids"], attention_mask=None, packed_seq_params=params)
+        forward = comm.bytes_received
+        out.sum().backward()
+        found[latent] = forward, comm.bytes_received - forward
+    layers, rows, width = config.num_layers, batch["tokens"].shape[1], config.kv_lora_rank + config.qk_pos_emb_head_dim
+    assert found == {latent: (layers * rows * numbers * 4, layers * rows * numbers * 8)
+                     for latent, numbers in ((False, heads), (True, width))}
+
+
+@case
+def latents_that_cannot_move():
+    from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
+    from weft.megatron import latent as module
+
+    for name, value, words in (
+        ("apply_rope_fusion", True, ("apply_rope_fusion=False",)), ("cache_mla_latents", True, ("generation",)),
+        ("sequence_parallel", True, ("turn sequence_parallel off",)), ("delay_wgrad_compute", True, ("turn it off",)),
+        ("fp8", "hybrid", ("fp8", "dtype of its weight")), ("offload_modules", ["core_attn"], ("core_attn", "host")),
+    ):
+        config = m.config_of(mla=True)
+        setattr(config, name, value)
+        with refused(*words):
+            module._refuse(config)
+    config = m.config_of(mla=True, recompute_granularity="selective", recompute_modules=["mla_up_proj"])
+    with refused("mla_up_proj", "made again"):
+        module._refuse(config)
+    version, module.megatron.core.__version__ = module.megatron.core.__version__, "0.17.0"
+    try:
+        with refused("written for 0.16", "0.17.0"):
+            module._refuse(m.config_of(mla=True))
+    finally:
+        module.megatron.core.__version__ = version
+    with refused("self-attention is SelfAttention", "multi_latent_attention=True"):
+        weft.megatron.with_weft(get_gpt_layer_local_spec(), latent=True)
+    with refused("recompute is given without latent=True"):
+        weft.megatron.with_weft(get_gpt_layer_local_spec(), recompute=False)
+    spec = get_gpt_layer_local_spec(multi_latent_attention=True)
+    spec.submodules.self_attention.submodules.linear_kv_up_proj = torch.nn.Linear
+    with refused("linear_kv_up_proj is Linear", "get_gpt_layer_local_spec"):
+        weft.megatron.with_weft(spec, latent=True)
+    layer = m.model_of(dict(mla=True, weft=dict(latent=True))).decoder.layers[0].self_attention
+    with refused("an inference context"):
+        layer.get_query_key_value_tensors(torch.zeros(2, 1, 64), inference_context=object())
+    with refused("there are no values", "latent=True"):
+        core()(torch.zeros(2, 4, 16), torch.zeros(2, 40), None, packed_seq_params=thd([4]))
+
+
+@case
 def checkpoints():
     made = core(softmax_type="learnable")
     found = made.sharded_state_dict("decoder.", metadata={"dp_cp_group": parallel_state.get_data_parallel_group(True)})

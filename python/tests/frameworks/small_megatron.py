@@ -58,13 +58,37 @@ CASES = {
                                  recompute_num_layers=1),
 }
 
+LATENT = dict(latent=True)
+KEPT = dict(latent=True, recompute=False)
+# Of multi-head latent attention whose latent moves.
+CASES |= {
+    "latent": dict(mla=True, weft=LATENT), "latent, kept": dict(mla=True, weft=KEPT),
+    "latent, norms": dict(mla=True, qk_layernorm=True, q_lora_rank=24, weft=LATENT),
+    "latent, yarn, qk_clip": dict(mla=True, rope_type="yarn", qk_clip=True, weft=dict(**LATENT, schedule="exact", checked=True)),
+    "latent, a2a": dict(mla=True, cp_comm_type="a2a", weft=LATENT),
+    "latent, a2a+p2p, kept": dict(mla=True, cp_comm_type="a2a+p2p", weft=KEPT),
+    "latent, head groups": dict(mla=True, weft=dict(**LATENT, schedule=weft.Schedule("all_gather", head_groups=2))),
+    "latent, window, sink": dict(mla=True, window_size=(6, 0), softmax_type="learnable", weft=LATENT),
+    "latent, batch": dict(mla=True, sbhd=True, weft=LATENT),
+    "latent, balanced": dict(mla=True, layout="balanced", weft=dict(**LATENT, schedule="all_gather")),
+    "latent, balanced, yarn": dict(mla=True, layout="balanced", rope_type="yarn", weft=LATENT),
+    "latent, recomputed": dict(mla=True, recompute_granularity="full", recompute_method="uniform", recompute_num_layers=1,
+                               weft=KEPT),
+    "latent, core recomputed": dict(mla=True, recompute_granularity="selective", recompute_modules=["core_attn"], weft=LATENT),
+}
+
 # On two tensor-parallel by two context-parallel ranks. A gated MLP's parts are others there than those of one rank.
 TENSOR_PARALLEL = {
     name: dict(gated_linear_unit=False, activation_func=torch.nn.functional.gelu, **case)
     for name, case in {"tensor parallel": {}, "tensor parallel, sink": dict(softmax_type="learnable", window_size=(6, 0)),
                        "tensor parallel, balanced": dict(layout="balanced"), "tensor parallel, mla": dict(mla=True),
                        "tensor parallel, mla, latent queries": dict(mla=True, q_lora_rank=24, sbhd=True),
-                       "tensor parallel, mla, balanced": dict(mla=True, layout="balanced", qk_clip=True)}.items()
+                       "tensor parallel, mla, balanced": dict(mla=True, layout="balanced", qk_clip=True),
+                       "tensor parallel, latent": dict(mla=True, weft=LATENT),
+                       "tensor parallel, latent, norms, kept": dict(mla=True, qk_layernorm=True, q_lora_rank=24, sbhd=True,
+                                                                    weft=KEPT),
+                       "tensor parallel, latent, balanced, a2a": dict(mla=True, layout="balanced", qk_clip=True,
+                                                                      cp_comm_type="a2a", weft=LATENT)}.items()
 }
 
 
@@ -136,7 +160,10 @@ def config_of(**changes):
 def model_of(case, dense=False):
     changes = {name: value for name, value in case.items() if name not in ("weft", "layout", "sbhd", "own_group")}
     config, options = config_of(**changes), case.get("weft", {})
-    spec = get_gpt_layer_local_spec(multi_latent_attention=config.multi_latent_attention, normalization="RMSNorm")
+    if dense:
+        options = {name: value for name, value in options.items() if name not in LATENT | KEPT}
+    spec = get_gpt_layer_local_spec(multi_latent_attention=config.multi_latent_attention, normalization="RMSNorm",
+                                    qk_layernorm=config.qk_layernorm)
     spec = weft.megatron.with_weft(spec, **options)
     if dense:
         core = spec.submodules.self_attention.submodules.core_attention

@@ -1,6 +1,9 @@
 """K and V that each rank makes of rows that move (expand=): against K and V that are given, and what is refused."""
 
+import itertools
 import random
+import threading
+import weakref
 
 import pytest
 
@@ -238,6 +241,153 @@ def test_counters_are_the_traffic():
                           for backward in (False, True)]
 
     assert all(weft.spawn(4, of_rank))
+
+
+@pytest.mark.parametrize("heads, least", [(128, 60), (32, 17), (16, 8.8)], ids=["tp1", "tp4", "tp8"])
+def test_counted_bytes_of_deepseek(heads, least):
+    """Its heads on 8 ranks, on so few tokens that it is quick: communicators count what traffic() says, of the latent and of K
+    and V of all heads."""
+    packing, latent, rope, nope, dim_v = weft.Packing([0, 16]), 512, 64, 128, 128
+    generator = torch.Generator().manual_seed(1)
+    weight = torch.randn(heads, nope + dim_v, latent, generator=generator).bfloat16().div_(latent**0.5).requires_grad_()
+
+    def expand(rows, of=slice(None)):
+        k, v = torch.einsum("tc,hdc->thd", rows[:, :latent], weight[of]).split([nope, dim_v], -1)
+        return torch.cat((k, rows[:, None, latent:].expand(-1, k.shape[1], -1)), -1), v
+
+    def of_rank(comm):
+        q = torch.randn(2, heads, nope + rope).bfloat16().requires_grad_()
+        rows = torch.randn(2, latent + rope).bfloat16().requires_grad_()
+        k, v = (torch.zeros(2, heads, dim).bfloat16().requires_grad_() for dim in (nope + rope, dim_v))
+        weft.torch.use_layout(packing, comm, layout="zigzag")
+        problem = weft.Problem(packing, weft.Mask(causal=True))
+        found = []
+        for name in ("all_gather", "ring"):
+            schedule = weft._core.RankSchedule(problem, layout_of("zigzag", packing, 8), comm.rank, heads, heads, None, name, {})
+            for width, given, more in ((0, (k, v), {}), (latent + rope, (rows,), {"expand": expand})):
+                comm.reset_traffic()
+                out = attend(q, *given, packing=packing, causal=True, group=comm, layout="zigzag", schedule=name, **more)
+                counted = [comm.bytes_received]
+                comm.reset_traffic()
+                out.sum().backward()
+                counted.append(comm.bytes_received)
+                assert counted == [
+                    schedule.traffic(weft._core.DType.bf16, nope + rope, dim_v, backward, source=width)["bytes_received"]
+                    for backward in (False, True)]
+                found.append(counted)
+        return found
+
+    for counted in weft.spawn(8, of_rank):
+        for (of_heads, heads_backward), (of_latent, latent_backward) in (counted[:2], counted[2:]):
+            assert of_latent == 7 * 2 * (latent + rope) * 2 and latent_backward == 3 * of_latent
+            assert of_heads >= least * of_latent and heads_backward >= least * latent_backward
+
+
+class Watched(Up):
+    """Knows how many bytes of the K and V that it has made exist at once, by thread."""
+
+    def __init__(self, heads):
+        super().__init__(heads)
+        self.here = threading.local()
+
+    def forward(self, rows, positions, heads=slice(None)):
+        made = super().forward(rows, positions, heads)
+        if len(rows) == 1:
+            return made
+        here = self.here.__dict__
+        here.setdefault("now", [0, 0])
+        return tuple(self.held(x, here["now"]) for x in made)
+
+    @staticmethod
+    def held(x, now):
+        """The same in memory of numpy's, which tells when it is given back."""
+        memory = torch.empty_like(x, requires_grad=False).contiguous().numpy()
+        now[0] += memory.nbytes
+        now[1] = max(now)
+        weakref.finalize(memory, lambda n: now.__setitem__(0, now[0] - n), memory.nbytes)
+        return torch.from_numpy(memory).copy_(x)
+
+
+@pytest.mark.parametrize("groups", [1, 2, 8])
+def test_memory_of_one_group_of_heads(groups):
+    """The most bytes of K and V at once, in both passes, are those of one group; kept for the backward, those of all."""
+    problem = Problem([64], heads=(8, 8), causal=True)
+
+    def of_rank(comm):
+        found = []
+        for recompute in (True, False):
+            up = Watched(8)
+            q, source = (weft.torch.shard(x, problem.packing, comm, layout="zigzag") for x in problem.tensors[:2])
+            out = attend(q.requires_grad_(), source, problem.packing, causal=True, group=comm, layout="zigzag", expand=up,
+                         recompute=recompute, schedule=weft.Schedule("all_gather", head_groups=groups))
+            now = up.here.__dict__["now"]
+            found.append((now[1], now[0]))
+            out.sum().backward()
+            found.append((now[1], now[0]))
+        return found
+
+    everything = 64 * 8 * (DIM + DIM_V) * 8  # rank 0 sees all rows
+    again, again_backward, kept, kept_backward = weft.spawn(2, of_rank)[0]
+    assert again == again_backward == (everything // groups, 0)
+    assert kept == (everything, everything) and kept_backward == (everything, 0)
+
+
+def test_kept_for_the_backward():
+    """recompute=False: the same bits, and nothing is made twice; a second backward makes it again."""
+    problem = Problem([37, 0, 5, 20], sink=True, causal=True)
+    for ranks, schedule in itertools.product((1, 2, 4), SCHEDULES):
+        def of_rank(comm):
+            (made, one), (kept, other) = (problem.of_ranks(comm, schedule, "zigzag", recompute=again) for again in (True, False))
+            return all(torch.equal(a, b) for a, b in zip(made, kept)), one.calls - 1, other.calls - 1
+
+        for same, made, kept in weft.spawn(ranks, of_rank):
+            assert same and made == 2 * kept, (ranks, schedule)
+    up, packing = Up(2), weft.Packing([0, 7, 16])
+    q, source = (torch.randn(16, *shape, dtype=torch.float64, requires_grad=True) for shape in ((4, DIM), (WIDTH,)))
+    out = attend(q, source, packing, causal=True, expand=up, recompute=False)
+    inputs = [q, source, *up.parameters()]
+    once, twice = (torch.autograd.grad(out.sum(), inputs, retain_graph=True) for _ in range(2))
+    assert all(torch.equal(a, b) for a, b in zip(once, twice)) and up.calls == 3
+    with torch.no_grad():
+        attend(q, source, packing, causal=True, expand=up, recompute=False)
+    before = up.calls
+    out = torch.utils.checkpoint.checkpoint(lambda *x: attend(*x, packing, causal=True, expand=up, recompute=False), q, source,
+                                            use_reentrant=False)
+    out.sum().backward()
+    assert up.calls - before == 5  # hooks decide what is kept: forward, once more, and backward; with a row of zeros before each
+
+
+def test_context_parallel():
+    """ContextParallel.attention takes a source as context_parallel_attention does."""
+    problem = Problem([37, 0, 5, 20], causal=True)
+
+    def of_rank(comm):
+        cp = weft.torch.ContextParallel(problem.packing, comm, layout="zigzag", schedule="ring")
+        q, source = (cp.shard(x, fill=torch.nan).requires_grad_() for x in problem.tensors[:2])
+        results = []
+        for window in ({}, {"window": (5, 0)}):
+            up = Up(2)
+            for out in (cp.attention(q, source, expand=up, **window),
+                        attend(q, source, problem.packing, causal=True, group=comm, layout="zigzag", schedule="ring", expand=up,
+                               recompute=False, **window)):
+                results.append([out.detach(), *torch.autograd.grad(out.nansum(), [q, source, *up.parameters()])])
+        return all(torch.equal(a, b) for x, y in (results[:2], results[2:]) for a, b in zip(x, y))
+
+    assert all(weft.spawn(2, of_rank))
+
+
+def test_context_parallel_refusals(refused):
+    cp, up = weft.torch.ContextParallel([0, 7, 16]), Up(2)
+    q, source = (torch.randn(16, *shape, dtype=torch.float64) for shape in ((4, DIM), (WIDTH,)))
+    assert torch.equal(cp.attention(q, source, expand=up), attend(q, source, weft.Packing([0, 7, 16]), causal=True, expand=up))
+    refused(lambda: cp.attention(q, source), "v is left out", "expand=")
+    refused(lambda: cp.attention(q, source, source, expand=up), "v is given together with expand=")
+    refused(lambda: cp.attention(q, q, expand=up), "the source has shape [16, 4, 4]", "[rows, width]")
+    refused(lambda: cp.attention(q, q, q, recompute=False), "recompute is given without expand=")
+    tree = weft.prepare.Tree.from_sequences([[1, 2, 3], [1, 2, 4]])
+    of_tree = weft.torch.ContextParallel(tree)
+    n = of_tree.rows
+    refused(lambda: of_tree.attention(q[:n], source[:n], expand=up), "expand takes positions", "position_ids")
 
 
 @pytest.mark.parametrize("reentrant", [False, True])

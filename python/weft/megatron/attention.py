@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from typing import Any, Dict, Optional, Tuple, Union
+from typing import Any, Callable, Dict, List, Optional, Tuple, Union
 
 import megatron.core
 import torch
@@ -158,6 +158,9 @@ class WeftCoreAttention(MegatronModule):
         self.group = _check_group(config, pg_collection.cp)
         self.sums_position_gradient = _sums_position_gradient(config, gathered_latent, self.tp_group.size())
         self.widths, self.by_row = (k_channels, v_channels), False  # by_row: use_row_positions was called
+        # Set by a layer whose latent moves: what makes keys and values of its rows, and whether the backward does so again.
+        self.expand: Optional[Callable[..., Tuple[Tensor, Tensor]]] = None
+        self.recompute = True
         windowed = is_layer_window_attention(config.window_size, config.window_attn_skip_freq, layer_number)
         own = dict(chunk_size=chunk_size, softcap=softcap, kernel=kernel, checked=checked)
         settings = {name: _of_layer(name, value, layer_number) for name, value in own.items()}
@@ -187,7 +190,8 @@ class WeftCoreAttention(MegatronModule):
             return self.softmax_offset.float()
         return "off_by_one" if self.config.softmax_type == "off-by-one" else None
 
-    def _check(self, query: Tensor, key: Tensor, value: Tensor, kind: AttnMaskType, bias: Any, other: Dict[str, Any]) -> None:
+    def _check(self, query: Tensor, key: Tensor, value: Optional[Tensor], kind: AttnMaskType, bias: Any,
+               other: Dict[str, Any]) -> None:
         if bias is not None:
             raise error("attention_bias is given: logits have no bias in Weft", "leave it out; a window is window_size")
         if kind not in _CAUSAL:
@@ -199,7 +203,10 @@ class WeftCoreAttention(MegatronModule):
         if key.shape[0] != query.shape[0]:
             raise error(f"there are {query.shape[0]} rows of queries and {key.shape[0]} of keys",
                         "weft.megatron is for training: leave generation with a cache to Megatron")
-        for name, x, width in (("k_channels", key, self.widths[0]), ("v_channels", value, self.widths[1])):
+        if value is None and self.expand is None:
+            raise error("there are no values", "give them, or with_weft latent=True")
+        made = () if value is None else (("k_channels", key, self.widths[0]), ("v_channels", value, self.widths[1]))
+        for name, x, width in made:
             if width is not None and x.shape[-1] != width:
                 raise error(f"{name} is {width} and the tensor is {x.shape[-1]} wide", f"give {name}={x.shape[-1]}")
 
@@ -210,11 +217,12 @@ class WeftCoreAttention(MegatronModule):
         return torch.cat([key[..., :own], one.expand(*key.shape[:-1], -1)], -1)
 
     def forward(
-        self, query: Tensor, key: Tensor, value: Tensor, attention_mask: Optional[Tensor] = None,
+        self, query: Tensor, key: Tensor, value: Optional[Tensor], attention_mask: Optional[Tensor] = None,
         attn_mask_type: Optional[AttnMaskType] = None, attention_bias: Optional[Tensor] = None,
         packed_seq_params: Optional[PackedSeqParams] = None, **other: Any,
     ) -> Tensor:
-        """Attends [t, h, d] (thd) to [t, h·dv], or [s, b, h, d] (sbhd) to [s, b, h·dv]; t and s are this rank's rows."""
+        """Attends [t, h, d] (thd) to [t, h·dv], or [s, b, h, d] (sbhd) to [s, b, h·dv]; t and s are this rank's rows. Without
+        values the keys are what both are made of (expand), [t, width] or [s, b, width]."""
         kind = self.attn_mask_type if attn_mask_type is None else attn_mask_type
         self._check(query, key, value, kind, attention_bias, other)
         rows = rows_of(query, packed_seq_params, self.group, self.config)
@@ -227,22 +235,35 @@ class WeftCoreAttention(MegatronModule):
         if whole and not self.by_row:
             raise error(f"rows lie under layout {rows.layout} and the model's rotary embeddings do not know it",
                         "call weft.megatron.use_row_positions(model) once, after the model is built")
+        tensors = [query, key] if value is None else [query, key, value]
         if whole and query.dim() == 4:  # [t, 1, h, d]; those of MLA are [t, h, d] already
-            query, key, value = (x.squeeze(1) for x in (query, key, value))
-        if self.sums_position_gradient:
-            key = self._shared_position(key)
-        want_logits = self.config.qk_clip or self.config.log_max_attention_logit
+            tensors = [x.squeeze(1) for x in tensors]
+        out = self._attend(tensors, rows, _CAUSAL[kind])
+        return out.flatten(-2)[:, None] if whole else out.flatten(-2)
+
+    def _attend(self, tensors: List[Tensor], rows: Rows, causal: bool) -> Tensor:
+        """[..., heads, dim] of queries, keys and values, or of queries and what keys and values are made of."""
+        if self.sums_position_gradient and self.expand is None:
+            tensors[1] = self._shared_position(tensors[1])
+        batch = None
         options: Dict[str, Any] = {**self.settings, "format": rows.format, "layout": rows.layout, "layout_mask": rows.layout_mask}
+        if self.expand is not None:
+            options.update(expand=self.expand, recompute=self.recompute)
+            if rows.format == "sbhd":  # the same rows, one after another
+                batch, options["format"] = tensors[0].shape[1], "thd"
+                tensors = [x.transpose(0, 1).flatten(0, 1) for x in tensors]
+        want_logits = self.config.qk_clip or self.config.log_max_attention_logit
         if rows.group is not None:
             options["schedule"] = self.schedule
-        out = weft.torch.context_parallel_attention(
-            query, key, value, rows.packing, causal=_CAUSAL[kind], sink=self._sink(), group=rows.group,
-            one_rank=rows.group is None, return_max_logit=want_logits, **options)
+        attend: Any = weft.torch.context_parallel_attention
+        out = attend(
+            *tensors, packing=rows.packing, causal=causal, sink=self._sink(), group=rows.group, one_rank=rows.group is None,
+            return_max_logit=want_logits, **options)
         if want_logits:
             out, top = out
             known = self.current_max_attn_logits
             self.current_max_attn_logits = top if known is None else torch.maximum(known, top)
-        return out.flatten(-2)[:, None] if whole else out.flatten(-2)
+        return out if batch is None else out.unflatten(0, (batch, -1)).transpose(0, 1)
 
     def sharded_state_dict(
         self, prefix: str = "", sharded_offsets: Tuple[Tuple[int, int, int], ...] = (), metadata: Optional[Dict[str, Any]] = None,

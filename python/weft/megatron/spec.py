@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from typing import Any, TypeVar
+from typing import Any, List, TypeVar
 
 from megatron.core.transformer.attention import CrossAttentionSubmodules
 from megatron.core.transformer.spec_utils import ModuleSpec
 
 from .._arrays import error
 from .attention import OPTIONS, WeftCoreAttention
+from .latent import LatentSelfAttention, UpProjection
 
 S = TypeVar("S")
 
@@ -23,6 +24,32 @@ _GATHERED = ("ColumnParallelLinear", "TEColumnParallelLinear")  # down projectio
 def _name(core: Any) -> str:
     module = core.module if isinstance(core, ModuleSpec) else core
     return module[1] if isinstance(module, tuple) else getattr(module, "__name__", str(module))
+
+
+def _latent(attention: ModuleSpec, recompute: bool) -> None:
+    """The layer's self-attention as one whose latent moves."""
+    if _name(attention) not in ("MLASelfAttention", "LatentSelfAttention"):
+        raise error(f"latent=True and the spec's self-attention is {_name(attention)}, which has no latent",
+                    "give get_gpt_layer_local_spec multi_latent_attention=True, or leave latent out")
+    parts: Any = attention.submodules
+    if _name(parts.linear_kv_up_proj) not in ("ColumnParallelLinear", "UpProjection"):
+        raise error(f"latent=True and linear_kv_up_proj is {_name(parts.linear_kv_up_proj)}: rows of other ranks are multiplied "
+                    "by its weight, which is written for Megatron's own ColumnParallelLinear",
+                    "use the spec of get_gpt_layer_local_spec, or leave latent out")
+    attention.module, attention.params = LatentSelfAttention, {**attention.params, "recompute": recompute}
+    parts.linear_kv_up_proj = UpProjection
+
+
+def _self_attentions(part: Any) -> List[ModuleSpec]:
+    """Those inside."""
+    if isinstance(part, (list, tuple)):
+        return [found for x in part for found in _self_attentions(x)]
+    if isinstance(part, ModuleSpec) and getattr(part.submodules, "core_attention", None) is not None and not isinstance(
+            part.submodules, CrossAttentionSubmodules):
+        return [part]
+    if not dataclasses.is_dataclass(part) or isinstance(part, type):
+        return []
+    return [found for field in dataclasses.fields(part) for found in _self_attentions(getattr(part, field.name))]
 
 
 def _replace(part: Any, weft: ModuleSpec) -> int:
@@ -47,18 +74,27 @@ def _replace(part: Any, weft: ModuleSpec) -> int:
     return found
 
 
-def with_weft(spec: S, **options: Any) -> S:
+def with_weft(spec: S, *, latent: bool = False, recompute: bool = True, **options: Any) -> S:
     """A copy of a layer spec, or of a block of them, in which self-attention computes with Weft.
 
     Takes what get_gpt_layer_local_spec, get_gpt_layer_with_transformer_engine_spec, get_gpt_decoder_block_spec and their like
     return. Options, for what Megatron's config has no word for, each one value or a list of one a layer: schedule (a name
     or a weft.Schedule, in the place of cp_comm_type), chunk_size, softcap, kernel, checked.
+
+    latent=True: of multi-head latent attention (get_gpt_layer_local_spec(multi_latent_attention=True)) the latent moves, and
+    each context-parallel rank makes the keys and values that it attends (docs/latent.md); again in the backward, unless
+    recompute=False, which keeps them.
     """
+    if not latent and recompute is not True:
+        raise error("recompute is given without latent=True", "leave it out: it is about keys and values made of a latent")
     for name in options:
         if name not in OPTIONS:
-            raise error(f"with_weft has no option {name}", f"use {', '.join(OPTIONS)}; the rest comes from Megatron's config")
+            raise error(f"with_weft has no option {name}",
+                        f"use latent, recompute, {', '.join(OPTIONS)}; the rest comes from Megatron's config")
     changed = copy.deepcopy(spec)
     if not _replace(changed, ModuleSpec(module=WeftCoreAttention, params=options)):
         raise error(f"there is no core_attention in a {type(spec).__name__}",
                     "give the spec of a layer or block with self-attention, such as get_gpt_layer_local_spec() returns")
+    for attention in _self_attentions(changed) if latent else ():
+        _latent(attention, recompute)
     return changed

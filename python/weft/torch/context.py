@@ -16,6 +16,7 @@ from ..schedule import schedule_of, unexpected
 from ..trees import Tree
 from ..types import AnySchedule, LayoutName, Numbers, Side
 from . import sharding
+from .expand import Expand, wanted
 from .functional import context_parallel_attention, in_own_words
 from .group import all_gather, name_of, rank_and_ranks
 from .packed import OWN, AnyPacking, pack, packing_of
@@ -249,19 +250,35 @@ class ContextParallel:
         """Says that rows were dealt out so elsewhere, in a worker of a data loader, say: else attention refuses them."""
         sharding.use_layout(self.packing, self.group, layout=self._layout)
 
-    def attention(self, q: Tensor, k: Tensor, v: Tensor, *, mask: Optional[Mask] = None,
-                  **overrides: Unpack[CallOptions]) -> Any:
-        """Attention of this rank's queries [rows, heads, dim] over the whole pack, as of context_parallel_attention.
+    def _check_rows(self, q: Tensor, k: Tensor, v: Optional[Tensor], expand: Optional[Expand]) -> None:
+        if expand is None and v is None:
+            raise error("v is left out", "give k and v, or a source and the function that makes them of its rows (expand=)")
+        if expand is not None and v is not None:
+            raise error("v is given together with expand=", "give a source in place of k and v: attention(q, source, expand=fn)")
+        name = "k" if expand is None else "the source"
+        for x, what, rows, dims in ((q, "q", self._rows, 3), (k, name, self._rows_k, 3 if expand is None else 2),
+                                    (v, "v", self._rows_k, 3)):
+            if x is not None and (x.dim() != dims or x.shape[0] != rows):
+                shape = "[rows, heads, dim]" if dims == 3 else "[rows, width]"
+                raise error(f"{what} has shape {list(x.shape)}, and this rank {rows} rows of the pack",
+                            f"give {shape} of the rows that this object's shard gave")
+        if expand is not None and self.tree is not None and wanted(expand).positions:
+            raise error("expand takes positions, and of rows of a tree it would get those in the packed stream",
+                        "apply rotary embeddings to the source, by this object's position_ids")
+
+    def attention(self, q: Tensor, k: Tensor, v: Optional[Tensor] = None, *, mask: Optional[Mask] = None,
+                  expand: Optional[Expand] = None, recompute: bool = True, **overrides: Unpack[CallOptions]) -> Any:
+        """Attention of this rank's queries [rows, heads, dim] over the whole pack, as of context_parallel_attention: k and v are
+        like q, or k is a source [rows, width] of which expand= makes them.
 
         mask, or parts of it (window=(w, 0), chunk_size=c: the others stay as they are), sink, scale, softcap, schedule and the
         like are this layer's own. Rows must have been dealt out under this object's layout.
         """
-        for x, name, rows in ((q, "q", self._rows), (k, "k", self._rows_k), (v, "v", self._rows_k)):
-            if x.dim() != 3 or x.shape[0] != rows:
-                raise error(f"{name} has shape {list(x.shape)}, and this rank {rows} rows of the pack",
-                            "give [rows, heads, dim] of the rows that this object's shard gave")
+        self._check_rows(q, k, v, expand)
         options = dict(in_own_words({**overrides}))
         _refuse_said_twice(options, "attention")
+        if expand is not None or recompute is not True:
+            options.update(expand=expand, recompute=recompute)
         if mask is None and self._parts:  # numbers alone, which torch.compile can see through
             return context_parallel_attention(q, k, v, self._packed, **{**self._options, **self._parts, **options})
         if self._masks is not None:

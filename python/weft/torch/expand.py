@@ -14,7 +14,7 @@ from torch.autograd.function import once_differentiable
 
 from .. import _arrays, _core, _options
 from .._arrays import error
-from .group import communicator
+from .group import Alone, communicator
 from .runs import Call, Run, _settings, _using, call_of, chosen_for_source, run_of, statistics, usable
 
 _PLAIN = frozenset((torch.Tensor, torch.nn.Parameter))
@@ -28,7 +28,7 @@ class _Wanted(NamedTuple):
     heads: bool
 
 
-def _wanted(function: Expand) -> _Wanted:
+def wanted(function: Expand) -> _Wanted:
     if not callable(function):
         raise error(f"expand is a {type(function).__name__}", "give a function: expand(rows) -> (k, v)")
     try:
@@ -60,7 +60,7 @@ class _Function:
     """The caller's function, called in one way."""
 
     def __init__(self, function: Expand, source: Tensor) -> None:
-        self.function, self.wanted, self.autocast = function, _wanted(function), _autocast(source)
+        self.function, self.wanted, self.autocast = function, wanted(function), _autocast(source)
 
     def __call__(self, rows: Tensor, positions: Tensor, heads: slice) -> Tuple[Tensor, Tensor]:
         given: Dict[str, Any] = {"heads": heads} if self.wanted.heads else {}
@@ -120,20 +120,31 @@ def _probe(function: _Function, source: Tensor) -> Tuple[_Shape, List[Tensor]]:
     return _Shape(k.shape[1], v.shape[2]), _leaves(made, row, x.grad_fn._sequence_nr())
 
 
+class _Made(NamedTuple):
+    """K and V with the graph to the rows that they were made of."""
+
+    rows: Tensor
+    k: Tensor
+    v: Tensor
+
+
+_Kept = Dict[Tuple[int, int, int], _Made]  # from the forward for the backward, by step, first and last head
+
+
 class _Maker:
     """What the executor asks for K and V of a step, and gives their gradients: both of one pass.
 
     known: by step, which rows are seen and where they are in their sequences, as the executor says once; then on the device of
-    the tensors.
+    the tensors. kept: None if K and V are made again in the backward.
     """
 
-    def __init__(self, function: _Function, shape: _Shape, run: Run, device: torch.device, params: Sequence[Tensor] = (),
+    def __init__(self, function: _Function, run: Run, device: torch.device, kept: Optional[_Kept], params: Sequence[Tensor] = (),
                  backward: bool = False) -> None:
-        self.function, self.shape, self.device, self.backward_pass = function, shape, device, backward
+        self.function, self.device, self.kept, self.backward_pass = function, device, kept, backward
         self.known: Dict[int, Any] = run.source_rows
         self.params = list(params)
         self.sums: List[Optional[Tensor]] = [None] * len(self.params)
-        self.made: Any = None  # of the last expand of a backward: rows, k, v, and which rows they are
+        self.made: Optional[_Made] = None  # of the last expand of a backward
 
     def _seen(self, step: int) -> Tuple[Optional[Tensor], Tensor]:
         seen, positions = self.known[step]
@@ -142,35 +153,41 @@ class _Maker:
             self.known[step] = seen, positions = rows, torch.from_numpy(positions).to(self.device)
         return seen, positions
 
-    def _whole(self, x: Tensor, seen: Optional[Tensor], rows: int) -> Tensor:
-        """Seen rows among all of them; the others are zeros, whatever is in the buffer."""
-        x = x.detach()
-        return usable(x) if seen is None else x.new_zeros((rows, *x.shape[1:])).index_copy_(0, seen, x)
+    def _make(self, rows: Tensor, step: int, first: int, last: int) -> _Made:
+        """Of the rows that are seen."""
+        seen, positions = self._seen(step)
+        keep, heads = self.kept is not None, slice(first, last)
+        if seen is not None:
+            rows = rows.index_select(0, seen)
+        elif keep:  # the executor's memory, where other rows come
+            rows = rows.clone()
+        graph = keep or self.backward_pass
+        x = rows.detach().requires_grad_(graph)
+        with torch.set_grad_enabled(graph):
+            k, v = self.function(x, positions, heads)
+            return _Made(x, k, v) if self.function.wanted.heads else _Made(x, k[:, heads], v[:, heads])
 
     def expand(self, buffer: Any, step: int, first: int, last: int) -> Tuple[Any, Any]:
-        rows = torch.from_dlpack(buffer)
-        seen, positions = self._seen(step)
-        x = (rows if seen is None else rows.index_select(0, seen)).detach()
-        heads = slice(first, last)
-        with torch.set_grad_enabled(self.backward_pass):
-            k, v = self.function(x.requires_grad_(self.backward_pass), positions, heads)
-            if not self.function.wanted.heads:
-                k, v = k[:, heads], v[:, heads]
+        key = step, first, last
+        made = self.kept.pop(key, None) if self.backward_pass and self.kept is not None else None
+        if made is None:  # of a second backward, too: it has nothing left
+            made = self._make(torch.from_dlpack(buffer), *key)
         if self.backward_pass:
-            self.made = x, k, v, seen
-        return tuple(_arrays.array(self._whole(made, seen, rows.shape[0]), name=name)
-                     for made, name in ((k, "k of expand"), (v, "v of expand")))
+            self.made = made
+        elif self.kept is not None:
+            self.kept[key] = made
+        return tuple(_arrays.array(usable(x.detach()), name=f"{name} of expand") for x, name in ((made.k, "k"), (made.v, "v")))
 
     def reduce(self, buffer: Any, step: int, first: int, last: int, dk: Any, dv: Any, gradient: Any) -> None:
-        x, k, v, seen = self.made
-        self.made = None
-        pairs = [(made, d) for made, d in ((k, torch.from_dlpack(dk)), (v, torch.from_dlpack(dv))) if made.requires_grad]
+        made, self.made = self.made, None
+        assert made is not None
+        pairs = [(x, torch.from_dlpack(d)) for x, d in ((made.k, dk), (made.v, dv)) if x.requires_grad]
         if not pairs:
             return
-        given = [(d if seen is None else d.index_select(0, seen)).to(made.dtype) for made, d in pairs]
-        grads = torch.autograd.grad([made for made, _ in pairs], [x, *self.params], given, allow_unused=True)
+        results, given = zip(*pairs)
+        grads = torch.autograd.grad(results, [made.rows, *self.params], given, allow_unused=True)
         if grads[0] is not None:
-            to = torch.from_dlpack(gradient)
+            to, seen = torch.from_dlpack(gradient), self._seen(step)[0]
             if seen is None:
                 to.add_(grads[0])
             else:
@@ -205,10 +222,13 @@ def _run_of(q: Tensor, source: Tensor, shape: _Shape, packing: Tensor, call: Cal
     return run_of(q, like, like.new_empty((1, 1, shape.dim_v)), packing, call)
 
 
+_INPUTS = 8  # of _ExpandedAttention, before the parameters
+
+
 class _ExpandedAttention(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, q: Tensor, source: Tensor, sink: Optional[Tensor], packing: Tensor, call: Call, function: _Function,
-                shape: _Shape, *params: Tensor) -> Tuple[Tensor, ...]:
+                shape: _Shape, kept: Optional[_Kept], *params: Tensor) -> Tuple[Tensor, ...]:
         if sink is not None:
             _options.sink(sink.shape, q.shape[-2])
         out = q.new_empty((*q.shape[:-1], shape.dim_v))
@@ -219,12 +239,12 @@ class _ExpandedAttention(torch.autograd.Function):
             run.check_rows()
             it.forward_source(
                 _arrays.array(q, name="q"), _arrays.array(source[:, None], name="source"),
-                _Maker(function, shape, run, source.device), _settings(sink, call), _arrays.array(out, True),
+                _Maker(function, run, source.device, kept), _settings(sink, call), _arrays.array(out, True),
                 _arrays.array(lse, True), _arrays.array(largest, True) if call.max_logit else None,
                 stream=_arrays.stream_of(q), layer=_arrays.layer_number(call.said["layer"]))
         ctx.save_for_backward(q, source, sink, out, lse, packing)
         # Not saved: the function has them, and hooks of saved tensors may give others back.
-        ctx.call, ctx.function, ctx.shape, ctx.params = call, function, shape, params
+        ctx.call, ctx.function, ctx.shape, ctx.kept, ctx.params = call, function, shape, kept, params
         ctx.set_materialize_grads(False)
         ctx.mark_non_differentiable(lse, largest)
         return out, lse, largest
@@ -233,14 +253,14 @@ class _ExpandedAttention(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, dout: Optional[Tensor], *others: Any) -> Tuple[Optional[Tensor], ...]:
         if dout is None:
-            return (None,) * (7 + len(ctx.params))
+            return (None,) * (_INPUTS + len(ctx.params))
         q, source, sink, out, lse, packing = ctx.saved_tensors
         call, params = ctx.call, ctx.params
         dq, dsource = torch.empty_like(q, memory_format=torch.contiguous_format), torch.empty_like(source)
         dsink = None if sink is None else q.new_empty(sink.shape, dtype=statistics(q.dtype))
         run = _run_of(q, source, ctx.shape, packing, call)
-        asked = [i for i, _ in enumerate(params) if ctx.needs_input_grad[7 + i]]
-        maker = _Maker(ctx.function, ctx.shape, run, source.device, [params[i] for i in asked], backward=True)
+        asked = [i for i, _ in enumerate(params) if ctx.needs_input_grad[_INPUTS + i]]
+        maker = _Maker(ctx.function, run, source.device, ctx.kept, [params[i] for i in asked], backward=True)
         with _using(run, call) as it:
             it.backward_source(
                 _arrays.array(q, name="q"), _arrays.array(source[:, None], name="source"), maker, _settings(sink, call),
@@ -252,7 +272,7 @@ class _ExpandedAttention(torch.autograd.Function):
             of_params[i] = torch.zeros_like(params[i]) if total is None else total.to(params[i].dtype)
         # dsink is summed over the ranks already; divided by them, the sum over the group is right.
         share = None if sink is None or dsink is None else (dsink / run.ranks).to(sink.dtype)
-        return (dq, dsource, share, None, None, None, None, *of_params)
+        return (dq, dsource, share, None, None, None, None, None, *of_params)
 
 
 def _check(q: Tensor, source: Tensor, call: Call) -> None:
@@ -268,34 +288,32 @@ def _check(q: Tensor, source: Tensor, call: Call) -> None:
                     "give both in one dtype on one device")
 
 
-class _Alone:
-    """Moves nothing: the transport of one rank."""
-
-    time_limit = 300.0
-
-    class _Done:
-        def wait(self) -> None: ...
-
-        def abandon(self) -> None: ...
-
-    def exchange(self, sends: Any, receives: Any) -> Any:
-        return self._Done()
-
-
 _alone = threading.local()
 
 
 def one_rank() -> _core.Communicator:
     """The communicator of one rank, whose executor expands as those of several do: one for each thread."""
     if not hasattr(_alone, "comm"):
-        _alone.comm = _core.python_communicator(0, 1, "one rank", _Alone())
+        _alone.comm = _core.python_communicator(0, 1, "one rank", Alone(), True)
     return _alone.comm
 
 
-def attend(q: Tensor, source: Tensor, sink: Optional[Tensor], packing: Tensor, call: Call,
-            expand: Expand) -> Tuple[Tensor, ...]:
+_saving_hooks = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", lambda _: None)
+
+
+def _kept(recompute: bool, q: Tensor, source: Tensor, sink: Optional[Tensor], params: Sequence[Tensor]) -> Optional[_Kept]:
+    """Where K and V are kept for the backward, if there will be one. Not where hooks decide what is kept (torch.utils.checkpoint
+    computes again, others move tensors to the host), which would not see these."""
+    if recompute or not torch.is_grad_enabled() or _saving_hooks(True) is not None:
+        return None
+    return {} if any(x is not None and x.requires_grad for x in (q, source, sink, *params)) else None
+
+
+def attend(q: Tensor, source: Tensor, sink: Optional[Tensor], packing: Tensor, call: Call, expand: Expand,
+           recompute: bool) -> Tuple[Tensor, ...]:
     _check(q, source, call)
     function = _Function(expand, source)
     shape, params = _probe(function, source)
     call = _chosen(q, source, shape, packing, call)
-    return _ExpandedAttention.apply(q, source.contiguous(), sink, packing, call, function, shape, *params)
+    kept = _kept(recompute, q, source, sink, params)
+    return _ExpandedAttention.apply(q, source.contiguous(), sink, packing, call, function, shape, kept, *params)

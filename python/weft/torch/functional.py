@@ -158,7 +158,7 @@ def _read(packing: Any, mask: Any, group: Any, sink: Any, max_logit: bool, one_r
 
 
 def _expanded(q: Tensor, source: Any, v: Any, packing: Any, mask: Any, group: Any, sink: Any, statistics: Tuple[bool, bool],
-              one_rank: bool, expand: expansion.Expand, given: Dict[str, Any]) -> Any:
+              one_rank: bool, expand: expansion.Expand, recompute: bool, given: Dict[str, Any]) -> Any:
     """The call with a source in the place of k, after which come the packing and the mask."""
     if source is None:
         source = given.pop("source", None)
@@ -176,7 +176,7 @@ def _expanded(q: Tensor, source: Any, v: Any, packing: Any, mask: Any, group: An
         group, given = expansion.one_rank(), {**given, "layout": "contiguous", "layout_mask": None}
     return_lse, return_max_logit = statistics
     how, whole, logits = _settled(packing, mask, group, sink, return_max_logit, False, given)
-    results = expansion.attend(q, source, logits, whole, call_of(how), expand)
+    results = expansion.attend(q, source, logits, whole, call_of(how), expand, recompute)
     found = [x for x, asked in zip(results, (True, return_lse, return_max_logit)) if asked]
     return found[0] if len(found) == 1 else tuple(found)
 
@@ -207,15 +207,15 @@ def context_parallel_attention(
 @overload
 def context_parallel_attention(
     q: Tensor, source: Tensor, packing: Optional[AnyPacking] = ..., mask: Optional[Mask] = ..., *, expand: expansion.Expand,
-    group: Any = ..., sink: Union[None, str, Tensor] = ..., return_lse: bool = ..., return_max_logit: bool = ...,
-    one_rank: bool = ..., **options: Unpack[TorchOptions],
+    recompute: bool = ..., group: Any = ..., sink: Union[None, str, Tensor] = ..., return_lse: bool = ...,
+    return_max_logit: bool = ..., one_rank: bool = ..., **options: Unpack[TorchOptions],
 ) -> Any: ...
 
 
 def context_parallel_attention(  # type: ignore[misc]  # the third form has its names in another order
     q: Tensor, k: Any = None, v: Any = None, packing: Any = None, mask: Optional[Mask] = None, *, group: Any = None,
     sink: Union[None, str, Tensor] = None, return_lse: bool = False, return_max_logit: bool = False, one_rank: bool = False,
-    expand: Optional[expansion.Expand] = None, **given: Any,
+    expand: Optional[expansion.Expand] = None, recompute: bool = True, **given: Any,
 ) -> Union[Tensor, Tuple[Tensor, ...]]:
     """Exact attention of this rank's queries over the whole pack, differentiable in q, k, v and the sink.
 
@@ -241,9 +241,9 @@ def context_parallel_attention(  # type: ignore[misc]  # the third form has its 
     expand: context_parallel_attention(q, source, packing, ..., expand=fn) moves rows of one tensor, source [rows, width], and
     each rank makes K and V of them: fn(rows) -> (k [rows, hk, d], v [rows, hk, dv]), or fn(rows, positions) with each row's
     position in its document, differentiable and row by row; fn may take heads= too, a slice of the K/V heads that are wanted. It
-    is called with rows of other ranks, several times, and again in the backward. Parameters and other leaves that it uses get
-    their gradients: on each rank that rank's share, as of all parameters (docs/latent.md). Under torch.compile the graph breaks
-    there.
+    is called with rows of other ranks, several times, and again in the backward, unless recompute=False: then K and V are kept in
+    between. Parameters and other leaves that it uses get their gradients: on each rank that rank's share, as of all parameters
+    (docs/latent.md). Under torch.compile the graph breaks there.
 
     Returns out, or a tuple of out and what was asked for: lse [rows, hq], max_logit [hq] over all ranks. Both carry no
     gradient.
@@ -255,11 +255,13 @@ def context_parallel_attention(  # type: ignore[misc]  # the third form has its 
         >>> q.grad.shape
         torch.Size([16, 2, 8])
     """
-    if not type(one_rank) is type(return_lse) is type(return_max_logit) is bool:
-        _refuse_flags(one_rank=one_rank, return_lse=return_lse, return_max_logit=return_max_logit)
+    if not type(one_rank) is type(return_lse) is type(return_max_logit) is type(recompute) is bool:
+        _refuse_flags(one_rank=one_rank, return_lse=return_lse, return_max_logit=return_max_logit, recompute=recompute)
     if expand is not None:
         call = _eager() if torch.compiler.is_compiling() else _expanded
-        return call(q, k, v, packing, mask, group, sink, (return_lse, return_max_logit), one_rank, expand, given)
+        return call(q, k, v, packing, mask, group, sink, (return_lse, return_max_logit), one_rank, expand, recompute, given)
+    if recompute is not True:
+        raise error("recompute is given without expand=", "leave it out: K and V that are given are kept by whoever made them")
     if offsets.given_on_gpu(packing, given):
         found = offsets.offsets_of(packing, given)
         options = dict(in_own_words(given, group))

@@ -24,6 +24,20 @@ _given_by: Dict[str, int] = {}  # by the same name: the thread that gave it last
 _scopes: Dict[str, Tuple[Any, Any]] = {}  # by name of the group: (weak reference to it, its scope in _placed)
 
 
+class Alone:
+    """The transport of one rank where there is no process group: nothing moves."""
+
+    ranks = 1
+
+    def exchange(self, sends: Any, receives: Any) -> Alone:
+        return self
+
+    def wait(self) -> None:
+        pass
+
+    abandon = wait
+
+
 def _is_mesh(group: Any) -> bool:
     return type(group).__module__ == "torch.distributed.device_mesh" and hasattr(group, "get_group")
 

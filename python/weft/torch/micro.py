@@ -12,26 +12,12 @@ from torch import Tensor
 from .. import _arrays, _core, _options
 from .._arrays import error
 from .._core import Communicator, Mask, MicroSequences
-from .group import all_or_nobody, by_name, communicator, name_of, resolve
+from .group import Alone, all_or_nobody, by_name, communicator, name_of, resolve
 from .micro_steps import MicroStep
 from .module import own_number
 from .runs import statistics, usable
 
 _lock = threading.Lock()  # of the free buffers of all layers
-
-
-class _Alone:
-    """Runs as the one rank there is, where there is no process group."""
-
-    ranks = 1
-
-    def exchange(self, sends: Any, receives: Any) -> _Alone:
-        return self
-
-    def wait(self) -> None:
-        pass
-
-    abandon = wait
 
 
 class MicroSequenceAttention(torch.nn.Module):
@@ -76,7 +62,7 @@ class MicroSequenceAttention(torch.nn.Module):
         if resolve(self.group) is not None:
             return communicator(self.group)
         if self._alone is None:
-            self._alone = _core.python_communicator(0, 1, "alone", _Alone(), True)
+            self._alone = _core.python_communicator(0, 1, "alone", Alone(), True)
         return self._alone
 
     def _settings(self, sink: Optional[Tensor]) -> _core.Settings:

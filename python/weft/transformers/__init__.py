@@ -99,7 +99,8 @@ class packed:
     weft.torch: schedule (a name, or a weft.Schedule), deterministic, kernel, checked.
 
     latent=True: of layers with multi-head latent attention (DeepSeek-V2, V3 and others that have a method expand_kv) the latent
-    moves, and each rank makes the keys and values that it attends (docs/latent.md).
+    moves, and each rank makes the keys and values that it attends (docs/latent.md); again in the backward, unless
+    recompute=False, which keeps them.
 
     Only the forward pass has to be inside. Rows are checked against their positions wherever a model shows them;
     check_positions=False is for models whose positions are meant to be other than those in the document.
@@ -119,12 +120,12 @@ class packed:
     def __init__(
         self, packing: Union[AnyPacking, Tree], group: Any = None, layout: Optional[LayoutName] = None,
         schedule: AnySchedule = "auto", *, mask: Optional[Mask] = None, check_positions: bool = True, latent: bool = False,
-        **given: Unpack[_Passed],
+        recompute: bool = True, **given: Unpack[_Passed],
     ) -> None:
         options: Dict[str, Any] = {"schedule": schedule, **given}
         for name in options:
             if name not in _OPTIONS:
-                unexpected("packed", name, ("group", "layout", "mask", "check_positions", "latent", *_OPTIONS))
+                unexpected("packed", name, ("group", "layout", "mask", "check_positions", "latent", "recompute", *_OPTIONS))
         if not isinstance(layout, (str, type(None))):
             raise error(f"layout is a {type(layout).__name__}", "give its name")
         how_of(layout=layout, **options)  # refuses unknown names and wrong types at once
@@ -136,7 +137,9 @@ class packed:
         self.rows = self.placed.rows
         self.positions = torch.from_numpy(self.placed.position_ids(self.rank)) if self.masks is None else tree_positions(
             self.masks.tree, self.placed, self.rank)
-        self.check_positions, self.latent = check_positions, latent
+        if not latent and recompute is not True:
+            raise error("recompute is given without latent=True", "leave it out: it is about keys and values made of a latent")
+        self.check_positions, self.latent, self.recompute = check_positions, latent, recompute
         if latent and not _latent.take_over():
             raise error("latent=True, and no model that is loaded makes keys and values of a latent by a method expand_kv",
                         "make the model first; the version of transformers that docs/transformers.md names has DeepSeek-V3's")
@@ -414,7 +417,8 @@ def _attention(module: Any, query: Tensor, key: Tensor, value: Tensor, attention
         options = {**options, "causal": rule.causal, "bottom_right": batch.bottom_right, "window": rule.window,
                    "chunk_size": rule.chunk}
     if latent is not None:
-        options, k, v = {**options, "expand": latent.expand}, latent.rows, None
+        recompute = batch.pack is None or batch.pack.recompute
+        options, k, v = {**options, "expand": latent.expand, "recompute": recompute}, latent.rows, None
     out: Any = _torch.context_parallel_attention(
         q, k, v, packing=batch.flat, sink=s_aux, scale=scaling, softcap=softcap or 0.0, format=batch.format, **options)
     return out[None] if batch.format == "thd" else out, None
