@@ -31,8 +31,8 @@ class Attempt {
   Attempt(std::span<const SequenceWork> sequences, std::span<const Index> order, Index ranks,
           const PlacedOptions& options, const Trial& trial);
 
-  // Seconds of the best of three ways to move what crosses: each rank is sent what it sees, the same in two hops (into
-  // a node once, then inside it), or everything is gathered.
+  // Seconds of the best way to move what crosses: each rank is sent what it sees, straight or in two hops (into a node
+  // once, then inside it), after its own keys are attended or in groups of heads; or everything is gathered.
   double predicted() const;
 
   const std::vector<Index>& whole() const { return whole_; }  // by sequence: its rank, or -1
@@ -64,6 +64,7 @@ class Attempt {
   void share_out(Split& split);
   void add_moves(const Split& split, Busy& busy) const;
   double relayed(const Busy& busy) const;
+  double grouped(const Busy& busy) const;
 
   std::span<const SequenceWork> sequences_;
   Index ranks_, node_, nodes_;

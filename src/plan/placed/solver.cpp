@@ -27,9 +27,11 @@ class Search {
 
   // First the targets, then around the best of them what else differs.
   Attempt best() {
+    // In groups of heads most of an exchange is hidden.
+    const double usual = options_.head_groups > 1 ? 1 / static_cast<double>(options_.head_groups) : 0.5;
     for (const double over : {1.05, 1.2, 1.0, 1.1, 1.35, 1.6})
-      for (const double filler : {0.0, filler_}) attempt({mean() * over, 0.5, filler, options_.capacity});
-    for (const double exposed : {0.0, 1.0})
+      for (const double filler : {0.0, filler_}) attempt({mean() * over, usual, filler, options_.capacity});
+    for (const double exposed : {0.0, 2 * usual})
       for (const double over : {1.0, 1.05, 1.15, 1.35})
         attempt({mean() * over, exposed, trial_.filler, options_.capacity});
     for (const double times : {0.975, 1.025})
