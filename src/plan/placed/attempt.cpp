@@ -10,8 +10,9 @@ namespace {
 
 double real(Index n) { return static_cast<double>(n); }
 
-// Chunks of long sequences end at multiples of this, so that kernels' tiles are full.
-constexpr Index kTile = 64;
+// Chunks of long sequences end at multiples of this, so that kernels' tiles are full, unless that is more than one part
+// in so many of a rank's share.
+constexpr Index kTile = 64, kFine = 64;
 
 // Sequences of less than this share of a rank's target are placed by one queue of ranks: whole, as none of them can
 // make much of a difference.
@@ -147,7 +148,15 @@ void Attempt::split_over(Index sequence, const Choice& choice) {
 void Attempt::place_whole(std::span<const Index> order) {
   std::priority_queue<Lightest, std::vector<Lightest>, std::greater<>> lightest;
   std::priority_queue<std::pair<Index, Index>> full;  // (room, rank): no room for the sequence at hand
-  for (Index r = 0; r < ranks_; ++r) lightest.emplace(weight(r), r);
+  Index kept = trial_.capacity - trial_.filled;  // rows of each rank that these may not take, if they fit elsewhere
+  Index exceptions = 0;
+  const auto free = [&](Index rank) { return room(rank) - kept; };
+  const auto sort_anew = [&] {  // rooms have changed
+    lightest = {};
+    full = {};
+    for (Index r = 0; r < ranks_; ++r) full.emplace(free(r), r);
+  };
+  sort_anew();
   for (const Index sequence : order) {
     const SequenceWork& s = of(sequence);
     for (; !full.empty() && full.top().first >= s.rows; full.pop())
@@ -156,21 +165,35 @@ void Attempt::place_whole(std::span<const Index> order) {
     while (!lightest.empty() && rank < 0) {
       const Index r = lightest.top().second;
       lightest.pop();
-      if (room(r) >= s.rows)
+      if (free(r) >= s.rows)
         rank = r;
       else
-        full.emplace(room(r), r);
+        full.emplace(free(r), r);
     }
     if (rank < 0) {
-      fill_gaps(sequence);
-      full = {};  // rooms have changed
-      for (Index r = 0; r < ranks_; ++r) full.emplace(room(r), r);
+      rank = lightest_with_room(s.rows);
+      if (rank < 0) {
+        fill_gaps(sequence);
+      } else {
+        whole_[at(sequence)] = rank;
+        add(rank, s.rows, s.seconds);
+      }
+      constexpr Index kExceptions = 64;  // each looks at all ranks
+      if (++exceptions > kExceptions) kept = 0;
+      sort_anew();
       continue;
     }
     whole_[at(sequence)] = rank;
     add(rank, s.rows, s.seconds);
     lightest.emplace(weight(rank), rank);
   }
+}
+
+Index Attempt::lightest_with_room(Index rows) const {
+  Index best = -1;
+  for (Index r = 0; r < ranks_; ++r)
+    if (room(r) >= rows && (best < 0 || weight(r) < weight(best))) best = r;
+  return best;
 }
 
 // Fits nowhere whole: the node with most room takes what it can, on as few of its ranks as that needs.
@@ -252,7 +275,9 @@ void Attempt::share_out(Split& split) {
   }
   level(low);  // not more than all rows
 
-  const Index unit = s.rows >= static_cast<Index>(count) * 8 * kTile ? 2 * kTile : 1;
+  // Chunks end at whole tiles where that is little of a share: of a sequence with most of the work every row counts.
+  Index unit = 2 * kTile;
+  while (unit > 1 && s.rows < static_cast<Index>(count) * kFine * unit) unit /= 2;
   std::vector<Index> share(count);
   Index left = s.rows;
   for (std::size_t n = 0; n < count; ++n) {

@@ -15,6 +15,7 @@ struct Trial {
   double exposed = 0;  // share of the exchanges that counts as a rank's work
   double filler = 0;   // seconds that each free row of a rank will cost once short sequences have filled it
   Index capacity = 0;  // rows of a rank
+  Index filled = 0;    // rows up to which short sequences fill a rank, if they can: the rest is for evening out
 };
 
 // A sequence that lies on several ranks: rank n of the list holds two chunks, of share[n] rows together.
@@ -59,6 +60,7 @@ class Attempt {
   bool nodes_with_room(Index piece, Index of_node, Index nodes, std::vector<Lightest>& found) const;
   void split_over(Index sequence, const Choice& choice);
   void place_whole(std::span<const Index> order);
+  Index lightest_with_room(Index rows) const;  // -1: none
   void fill_gaps(Index sequence);
   void even_out();
   void share_out(Split& split);
