@@ -41,7 +41,7 @@ Attempt::Attempt(std::span<const SequenceWork> sequences, std::span<const Index>
   for (; n < order.size(); ++n) {
     const SequenceWork& s = of(order[n]);
     if (s.seconds <= kSmall * trial_.target && s.rows <= trial_.capacity) break;
-    if (!spread(order[n])) left.push_back(order[n]);
+    if (!(trial_.wide && spread(order[n], true)) && !spread(order[n], false)) left.push_back(order[n]);
   }
   for (const Index sequence : left) fill_gaps(sequence);
   place_whole(order.subspan(n));
@@ -60,6 +60,14 @@ void Attempt::sort_node(Index node) {
 void Attempt::add(Index rank, Index rows, double seconds) {
   load_[at(rank)] += seconds;
   rows_[at(rank)] += rows;
+}
+
+// Seconds of a sequence that is cut into two chunks for each of so many ranks: queries meet half a tile of keys more in
+// each chunk that they see, as keys of two chunks seldom share one.
+double Attempt::cut(const SequenceWork& s, Index ranks) {
+  if (ranks < 2) return s.seconds;
+  constexpr double kHalfTile = 64;
+  return s.seconds * (1 + std::min(1.0, kHalfTile * 2 * real(ranks) / real(s.rows)));
 }
 
 // What a rank waits for the keys of a sequence that lies on so many ranks: it sees most of them, each node brings those
@@ -88,22 +96,24 @@ bool Attempt::nodes_with_room(Index piece, Index of_node, Index nodes, std::vect
 }
 
 // The fewest ranks on which the sequence ends before the target, inside a node first; or those where it ends soonest.
-bool Attempt::spread(Index sequence) {
+bool Attempt::spread(Index sequence, bool wide) {
   const SequenceWork& s = of(sequence);
   const Index least =
       trial_.target > 0 ? max_of(1, min_of(ranks_, static_cast<Index>(s.seconds / trial_.target))) : Index{1};
+  wide = wide && 2 * least >= node_;
+  const Index fewest = wide && 2 * least >= ranks_ ? nodes_ : min_of(nodes_, ceil_div(least, node_));
   // A sequence of little work gains nothing from a second node.
   const Index most_nodes = s.seconds < trial_.target && s.rows <= node_ * trial_.capacity ? 1 : nodes_;
   std::vector<Lightest> found;
   Choice best;
-  for (Index nodes = min_of(nodes_, ceil_div(least, node_)); nodes <= most_nodes; ++nodes) {
+  for (Index nodes = fewest; nodes <= most_nodes; ++nodes) {
     const double before = best.end;
     const bool any = best.nodes > 0;
-    const Index from = nodes == 1 ? 1 : (nodes - 1) * node_ / nodes + 1;
+    const Index from = wide ? node_ : nodes == 1 ? 1 : (nodes - 1) * node_ / nodes + 1;
     for (Index of_node = max_of(from, least / nodes); of_node <= node_; ++of_node) {
       const Index ranks = nodes * of_node, piece = ceil_div(s.rows, ranks);
       if (piece > trial_.capacity || !nodes_with_room(piece, of_node, nodes, found)) continue;
-      const double end = found[at(nodes - 1)].first + s.seconds / real(ranks) + moving(s, ranks, nodes);
+      const double end = found[at(nodes - 1)].first + cut(s, ranks) / real(ranks) + moving(s, ranks, nodes);
       if (best.nodes == 0 || end < best.end) best = {end, nodes, of_node};
       if (end > trial_.target) continue;
       split_over(sequence, best);
@@ -132,7 +142,7 @@ void Attempt::split_over(Index sequence, const Choice& choice) {
     }
   }
   std::sort(split.ranks.begin(), split.ranks.end());
-  const double seconds = s.seconds / real(count) + moving(s, count, choice.nodes);
+  const double seconds = cut(s, count) / real(count) + moving(s, count, choice.nodes);
   for (Index n = 0; n < count; ++n) {
     split.share.push_back(s.rows / count + (n < s.rows % count ? 1 : 0));
     add(split.ranks[at(n)], split.share.back(), seconds);
@@ -248,7 +258,8 @@ void Attempt::even_out() {
 void Attempt::share_out(Split& split) {
   const SequenceWork& s = of(split.sequence);
   const std::size_t count = split.ranks.size();
-  const double a_row = s.seconds / real(s.rows), least = real(s.rows) / real(static_cast<Index>(count)) / 4;
+  const double a_row = cut(s, static_cast<Index>(count)) / real(s.rows),
+               least = real(s.rows) / real(static_cast<Index>(count)) / 4;
   if (a_row <= 0) return;
   std::vector<double> base(count), wanted(count);
   std::vector<Index> most(count);
@@ -258,7 +269,7 @@ void Attempt::share_out(Split& split) {
     most[n] = room(rank) + split.share[n];
     base[n] = load_[at(rank)] - a_row * real(split.share[n]);
     low = std::min(low, base[n]);
-    high = std::max(high, base[n] + s.seconds);
+    high = std::max(high, base[n] + a_row * real(s.rows));
   }
   const auto level = [&](double seconds) {  // fills all ranks up to it
     double sum = 0;

@@ -16,6 +16,9 @@ struct Trial {
   double filler = 0;   // seconds that each free row of a rank will cost once short sequences have filled it
   Index capacity = 0;  // rows of a rank
   Index filled = 0;    // rows up to which short sequences fill a rank, if they can: the rest is for evening out
+  // Sequences that need half a node take all of it, and those that need half of the ranks all: nobody is left with less
+  // work than they have.
+  bool wide = false;
 };
 
 // A sequence that lies on several ranks: rank n of the list holds two chunks, of share[n] rows together.
@@ -55,8 +58,9 @@ class Attempt {
   void sort_node(Index node);
   void add(Index rank, Index rows, double seconds);
   double moving(const SequenceWork& s, Index ranks, Index nodes) const;
+  static double cut(const SequenceWork& s, Index ranks);
 
-  bool spread(Index sequence);
+  bool spread(Index sequence, bool wide);
   bool nodes_with_room(Index piece, Index of_node, Index nodes, std::vector<Lightest>& found) const;
   void split_over(Index sequence, const Choice& choice);
   void place_whole(std::span<const Index> order);

@@ -46,7 +46,7 @@ void Attempt::add_moves(const Split& split, Busy& busy) const {
   for (Index n = 0; n < count; ++n) {
     const std::size_t r = at(split.ranks[at(n)]);
     const Index node = split.ranks[at(n)] / node_;
-    const double share = rows_as_real(split.share[at(n)]), work = s.seconds * share / rows;
+    const double share = rows_as_real(split.share[at(n)]), work = cut(s, count) * share / rows;
     const double elsewhere = std::min(1 - share / rows, share > 0 ? reach / share : 0);
     busy.own[r] += work * (1 - elsewhere);
     busy.others[r] += work * elsewhere;

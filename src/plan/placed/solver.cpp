@@ -37,8 +37,10 @@ class Search {
       attempt({mean() * over, usual, 0, capacity, little_more(64)});
       attempt({mean() * over, usual, filler_, capacity, capacity});
     }
+    for (const double over : {1.05, 1.2, 1.0, 1.1})
+      attempt({mean() * over, usual, trial_.filler, capacity, little_more(64), true});
     const auto again = [&](double target, double exposed, Index filled) {
-      attempt({target, exposed, trial_.filler, capacity, filled});
+      attempt({target, exposed, trial_.filler, capacity, filled, trial_.wide});
     };
     for (const double exposed : {0.0, 2 * usual})
       for (const double over : {1.0, 1.05, 1.15, 1.35}) again(mean() * over, exposed, trial_.filled);
@@ -46,7 +48,7 @@ class Search {
     for (const Index filled : {capacity, little_more(200), little_more(32)})
       again(trial_.target, trial_.exposed, filled);
     // Even rows are worth something too: buffers of all ranks are as long as the longest.
-    attempt({trial_.target, trial_.exposed, trial_.filler, little_more(200), little_more(200)});
+    attempt({trial_.target, trial_.exposed, trial_.filler, little_more(200), little_more(200), trial_.wide});
     return std::move(*best_);
   }
 
