@@ -62,12 +62,10 @@ void Attempt::add(Index rank, Index rows, double seconds) {
   rows_[at(rank)] += rows;
 }
 
-// Seconds of a sequence that is cut into two chunks for each of so many ranks: queries meet half a tile of keys more in
-// each chunk that they see, as keys of two chunks seldom share one.
-double Attempt::cut(const SequenceWork& s, Index ranks) {
-  if (ranks < 2) return s.seconds;
-  constexpr double kHalfTile = 64;
-  return s.seconds * (1 + std::min(1.0, kHalfTile * 2 * real(ranks) / real(s.rows)));
+// Seconds of a sequence that is cut into two chunks for each of so many ranks: a query sees as many chunks on average,
+// whose keys lie apart, and in each of them begins and ends tiles as if it were a sequence.
+double Attempt::cut(const SequenceWork& s, Index ranks) const {
+  return s.seconds + options_.row_seconds * real(s.rows) * real(ranks - 1);
 }
 
 // What a rank waits for the keys of a sequence that lies on so many ranks: it sees most of them, each node brings those

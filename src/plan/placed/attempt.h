@@ -58,7 +58,7 @@ class Attempt {
   void sort_node(Index node);
   void add(Index rank, Index rows, double seconds);
   double moving(const SequenceWork& s, Index ranks, Index nodes) const;
-  static double cut(const SequenceWork& s, Index ranks);
+  double cut(const SequenceWork& s, Index ranks) const;
 
   bool spread(Index sequence, bool wide);
   bool nodes_with_room(Index piece, Index of_node, Index nodes, std::vector<Lightest>& found) const;

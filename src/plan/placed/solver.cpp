@@ -69,7 +69,7 @@ class Search {
     const std::ptrdiff_t cut =
         std::count_if(now.splits().begin(), now.splits().end(), [](const Split& s) { return s.gaps; });
     // Short sequences are cut only where that gains more than a prediction may be wrong.
-    constexpr double kWorthACut = 0.95;
+    constexpr double kWorthACut = 0.98;
     if (best_ && seconds >= seconds_ * (cut > cut_ ? kWorthACut : 1)) return;
     cut_ = cut;
     best_.emplace(std::move(now));
