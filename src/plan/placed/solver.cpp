@@ -37,7 +37,7 @@ class Search {
       attempt({mean() * over, usual, 0, capacity, little_more(64)});
       attempt({mean() * over, usual, filler_, capacity, capacity});
     }
-    for (const double over : {1.05, 1.2, 1.0, 1.1})
+    for (const double over : {1.05, 1.35, 1.2, 1.6, 1.0, 1.1})
       attempt({mean() * over, usual, trial_.filler, capacity, little_more(64), true});
     const auto again = [&](double target, double exposed, Index filled) {
       attempt({target, exposed, trial_.filler, capacity, filled, trial_.wide});
