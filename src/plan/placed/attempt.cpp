@@ -108,11 +108,15 @@ bool Attempt::spread(Index sequence, bool wide) {
     const double before = best.end;
     const bool any = best.nodes > 0;
     const Index from = wide ? node_ : nodes == 1 ? 1 : (nodes - 1) * node_ / nodes + 1;
-    for (Index of_node = max_of(from, least / nodes); of_node <= node_; ++of_node) {
+    constexpr int kInVain = 2;  // more ranks that do not shorten it
+    int in_vain = 0;
+    for (Index of_node = max_of(from, least / nodes); of_node <= node_ && in_vain < kInVain; ++of_node) {
       const Index ranks = nodes * of_node, piece = ceil_div(s.rows, ranks);
       if (piece > trial_.capacity || !nodes_with_room(piece, of_node, nodes, found)) continue;
       const double end = found[at(nodes - 1)].first + cut(s, ranks) / real(ranks) + moving(s, ranks, nodes);
-      if (best.nodes == 0 || end < best.end) best = {end, nodes, of_node};
+      const bool sooner = best.nodes == 0 || end < best.end;
+      in_vain = sooner ? 0 : in_vain + 1;
+      if (sooner) best = {end, nodes, of_node};
       if (end > trial_.target) continue;
       split_over(sequence, best);
       return true;

@@ -56,7 +56,7 @@ class Search {
 
  private:
   // Sequences and ranks of all attempts together, which bounds the time.
-  static constexpr Index kMost = 90'000;
+  static constexpr Index kMost = 65'000;
 
   double mean() const { return total_ / static_cast<double>(ranks_); }
 
