@@ -110,7 +110,6 @@ TEST(TwoHops, NoRowCrossesTwice) {
   for (const Question& question : questions()) {
     for (const ScheduleOptions& options : {ScheduleOptions{.kind = ScheduleKind::exact, .node = kNode},
                                            ScheduleOptions{.kind = ScheduleKind::exact, .stages = 1, .node = 2},
-                                           ScheduleOptions{.kind = ScheduleKind::exact, .head_groups = 2, .node = 2},
                                            ScheduleOptions{.kind = ScheduleKind::ring, .node = kNode},
                                            ScheduleOptions{.kind = ScheduleKind::ring, .node = 2},
                                            ScheduleOptions{.key_order = KeyOrder::rank, .node = kNode}}) {
