@@ -75,7 +75,7 @@ class Checker {
       check_moves({.kind = ScheduleKind::all_gather, .node = node});
       check_moves({.kind = ScheduleKind::ring, .node = node});
     }
-    check_moves({.kind = ScheduleKind::exact, .head_groups = 2});
+    if (n > 1) check_moves({.kind = ScheduleKind::exact, .head_groups = 2});
     for (Index side = 2; side <= n; ++side)
       if (n % side == 0) check_moves({.kind = ScheduleKind::mesh, .ranks_per_step = 1 + side % 2, .query_ranks = side});
   }
@@ -113,7 +113,7 @@ class Checker {
       }
     }
     for (const std::vector<std::uint8_t>& of_head : covered) check_covered(how, of_head);
-    if (uses(options, "node")) check_entered(moves, options);
+    if (uses(options, "node") && options.node > 1) check_entered(moves, options);
   }
 
   void check_entered(const Moves& moves, const ScheduleOptions& options) {
