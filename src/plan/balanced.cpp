@@ -222,8 +222,10 @@ Layout Layout::balanced(const Problem& problem, Index ranks) {
   const RowPairs pairs(slices);
   const Index total = pairs.of(dealt);
   const Index target = total / ranks + total / ranks / 200;  // an imbalance of 1.005 is good enough
-  // Keys of another stream are not cut.
-  const TileWaste waste(problem.packing().self() ? std::span(slices) : std::span<const Slice>{});
+  // Keys of another stream are not cut, and ranks of fewer rows than a tile fill none.
+  constexpr Index kTile = 128;
+  const bool fills_tiles = problem.packing().self() && rows >= kTile;
+  const TileWaste waste(fills_tiles ? std::span(slices) : std::span<const Slice>{});
 
   // Small blocks are more even, large ones fill more of their tiles: what takes the busiest rank least is taken.
   Deal best;
