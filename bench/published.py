@@ -28,7 +28,7 @@ WAYS = {
     "ring": dict(schedule=weft.Schedule("ring", ranks_per_step=1), layout="dual_chunk"),
     "all-gather": dict(schedule="all_gather", layout="dual_chunk"),
     "all-to-all x ring": dict(schedule=weft.Schedule("hybrid", ulysses=8, ranks_per_step=1), layout="zigzag"),
-    "exact with overlap": dict(schedule="exact", layout="balanced"),
+    "exact with overlap": dict(schedule=weft.Schedule("exact", head_groups=4), layout="balanced"),
 }
 QUANTILES = [(0, 16), (0.186, 200), (0.468, 500), (0.714, 1024), (0.870, 2048), (0.944, 4096), (0.974, 8192),
              (0.987, 16384), (0.996, 32768), (1, 196608)]

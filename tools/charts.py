@@ -219,7 +219,7 @@ def layouts():
 
 def placed():
     run = results("placed")
-    names = ["placed, exact", "balanced, best", "dual_chunk, gather", "dual_chunk, ring", "powers of two"]
+    names = ["placed, best", "balanced, best", "mesh, best", "dual_chunk, gather", "powers of two"]
     tokens = min(r["tokens"] for r in run["rows"])
     p = Picture("Layout placed beside fixed choices: predicted time of a layer's attention",
                 [f"{run['machine']}.", f"{run['about']}; {tokens:,} tokens a rank, geometric mean of batches."])

@@ -15,6 +15,7 @@ namespace weft {
 struct PlacedOptions {
   Index capacity = 0;              // rows of a rank at most; 0: a sixteenth more than an even share
   Index node = 8;                  // neighbours [n·node, (n + 1)·node) that fast links join
+  Index head_groups = 4;           // groups of K/V heads that rows can come in, one under the work of another; 1: none
   double pair_seconds = 2.07e-10;  // a visible pair
   double row_seconds = 3.1e-8;     // a query row, beside its pairs: tiles that are partly empty, begin and end of tiles
   double merge_seconds = 1.5e-7;   // a query row of a rank that computes in several steps, whose states are merged

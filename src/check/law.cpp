@@ -71,21 +71,26 @@ class Checker {
     for (Index node = 2; node < n; ++node) {
       if (n % node != 0) continue;
       check_moves({.kind = ScheduleKind::exact, .stages = 2, .node = node});
+      check_moves({.kind = ScheduleKind::exact, .head_groups = 2, .node = node});
       check_moves({.kind = ScheduleKind::all_gather, .node = node});
       check_moves({.kind = ScheduleKind::ring, .node = node});
     }
+    if (n > 1) check_moves({.kind = ScheduleKind::exact, .head_groups = 2});
     for (Index side = 2; side <= n; ++side)
       if (n % side == 0) check_moves({.kind = ScheduleKind::mesh, .ranks_per_step = 1 + side % 2, .query_ranks = side});
   }
 
-  // The steps of a schedule in two hops, or of one that moves queries, on what its messages bring: a row enters a node
-  // once, if it is wanted there; results of a query row come home from every rank that it went to.
+  // The steps of a schedule in two hops, of one that moves queries, or of one in head groups, on what its messages
+  // bring: a row enters a node once, if it is wanted there; results of a query row come home from every rank that it
+  // went to; each head group attends every pair, so that its steps are checked by themselves.
   void check_moves(const ScheduleOptions& options) {
     const std::string how = words(options);
     std::vector<Schedule> all;
-    for (Index r = 0; r < case_.ranks; ++r) all.push_back(make_schedule(problem_, layouts_, r, {1, 1}, options));
+    for (Index r = 0; r < case_.ranks; ++r)
+      all.push_back(make_schedule(problem_, layouts_, r, {options.head_groups, options.head_groups}, options));
     Moves moves(all);
-    std::vector<std::uint8_t> covered(visible_.size(), 0);
+    std::vector<std::vector<std::uint8_t>> covered(at(options.head_groups),
+                                                   std::vector<std::uint8_t>(visible_.size(), 0));
     std::string queries_fault;
     const std::vector<std::vector<Index>> queries = moves.queries(queries_fault);
     const std::vector<Index> home = moves.home(queries_fault);
@@ -103,11 +108,12 @@ class Checker {
         // Nobody looks at their runs.
         const Buffer q{layouts_.q.runs(r), {first + step.queries.begin, first + step.queries.end}};
         const Buffer k{q.runs, held[at(r)]};
-        for (const Slice& s : all[at(r)].plans[at(step.plan)].slices) cover(how, r, s, q, k, covered);
+        for (const Slice& s : all[at(r)].plans[at(step.plan)].slices)
+          cover(how, r, s, q, k, covered[at(step.heads_k.begin)]);
       }
     }
-    check_covered(how, covered);
-    if (uses(options, "node")) check_entered(moves, options);
+    for (const std::vector<std::uint8_t>& of_head : covered) check_covered(how, of_head);
+    if (uses(options, "node") && options.node > 1) check_entered(moves, options);
   }
 
   void check_entered(const Moves& moves, const ScheduleOptions& options) {

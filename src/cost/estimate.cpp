@@ -126,7 +126,7 @@ class Estimate : private OutlineBuilder {
 
   Pattern enter(Index step, double each, bool back) const override {
     if (this->step(step).move == Move::Kind::send) {
-      const Sends& sends = sends_[at(step)];
+      const Sends& sends = sends_[at(first_alike(step))];
       Pattern p = listed(sends.senders);
       p.loads = back ? sends.leave : sends.enter;
       return finished(std::move(p));
@@ -183,7 +183,7 @@ class Estimate : private OutlineBuilder {
   }
 
   Pattern send(Index step, double, bool back) const override {
-    const Sends& sends = sends_[at(step)];
+    const Sends& sends = sends_[at(first_alike(step))];
     Pattern p = listed(sends.senders);
     p.loads = back ? sends.back : sends.there;
     return finished(std::move(p));
@@ -261,31 +261,36 @@ class Estimate : private OutlineBuilder {
     add_rows(n, p, partial);
     std::vector<Index> relayed;
     for (Index m = 0; m < steps(); ++m)
-      relayed.push_back(step(m).move == Move::Kind::send ? sends_[at(m)].relayed
+      relayed.push_back(step(m).move == Move::Kind::send ? sends_[at(first_alike(m))].relayed
                         : schedule::meets_node(step(m))  ? group_rows()
                                                          : (groups_ / node() - 1) * group_rows());
     add_memory(p, rows, partial, relayed);
   }
 
-  // Rows that the sample sends and gets in steps that move only what is seen.
+  // Rows that the sample sends and gets in steps that move only what is seen. Steps that meet the same keys move those
+  // of the first, of as many heads each.
   void add_touched(Index n, std::vector<Index>& rows) {
     for (Sends& sends : sends_) sends.relayed = 0;
-    const double heads = static_cast<double>(costs_.moved_heads(s_.layer_.heads_k));
+    const double heads = static_cast<double>(places_[at(n)].of(0).moved);
     for (const Sketch::Cell& c : sample(n).cells) {
-      const Index of = first_step(meeting_of(rank(n), c.source));
+      const Index meeting = meeting_of(rank(n), c.source), of = first_step(meeting);
       if (step(of).move != Move::Kind::send) continue;
       Sends& sends = sends_[at(of)];
       const double values = static_cast<double>(c.touched) * heads;
+      for (const Index each : steps_of(meeting)) rows[at(each)] += c.touched;
+      if (c.source == rank(n)) {
+        sends.there[at(n)].copied += values * costs_.kv_bytes();
+        sends.back[at(n)].copied += 2 * values * costs_.gradient_bytes();
+        continue;
+      }
       if (relays() && rank(n) / node() != c.source / node()) {
         add_relayed(n, c.source, values, sends);
-        rows[at(of)] += c.touched;
         sends.relayed += c.touched / node();
         continue;
       }
       topology_.receive(sends.there[at(n)], rank(n), c.source, values * costs_.kv_bytes());
       sends.there[at(n)].copied += values * costs_.kv_bytes();
       topology_.send(sends.back[at(n)], rank(n), c.source, values * costs_.gradient_bytes());
-      rows[at(of)] += c.touched;
       std::vector<Index>& from = sends.senders[at(n)];
       const Index sender = nearest(c.source);
       if (sender != n && std::find(from.begin(), from.end(), sender) == from.end()) from.push_back(sender);

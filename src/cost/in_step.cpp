@@ -133,6 +133,7 @@ class InStep {
     std::vector<double> messages(p.sent_messages.begin(), p.sent_messages.end()), out;
     for (const Load& load : p.loads) out.push_back(load.out[far]);
     for_each_message(p, o_.ranks, [&](Index from, Index to, Index count, double bytes) {
+      if (from == to) return;
       const bool is_far = max_of(from, to) - min_of(from, to) >= reach;
       double* arrival = slot.arrival.data() + to;
       if (is_far) {

@@ -1,5 +1,7 @@
 #include "cost/outline_builder.h"
 
+#include <tuple>
+
 namespace weft::cost {
 
 OutlineBuilder::OutlineBuilder(Schedule base, schedule::Description description, const Machine& machine,
@@ -103,6 +105,12 @@ void OutlineBuilder::add_moves() {
     const Range distances = step(n).distances;
     const double kv = costs_.kv_bytes(), gradients = costs_.gradient_bytes();
     if (!moves(n)) continue;
+    if (const Index same = alike(n); same >= 0) {
+      const StepOutline& other = o_.steps[at(same)];
+      std::tie(to.kv, to.gradients, to.enter, to.leave) =
+          std::tuple(other.kv, other.gradients, other.enter, other.leave);
+      continue;
+    }
     if (relays(n)) {
       to.enter = add(enter(n, kv, false));
       if (backward) to.leave = add(enter(n, gradients, true));
@@ -120,6 +128,13 @@ void OutlineBuilder::add_moves() {
       if (backward) to.gradients = add(shift(n, way_back(distances), 1, gradients, true));
     }
   }
+}
+
+// The step before that moves the same rows of as many heads, not in turns: their exchanges are the same.
+Index OutlineBuilder::alike(Index n) const {
+  const Index same = schedule::step_of_same_keys(description_, n);
+  const bool equal = !base_.swap && base_.heads_k % step(n).parts == 0;
+  return equal && same >= 0 && moves(same) && step(n).move != Move::Kind::shift ? same : -1;
 }
 
 void OutlineBuilder::add_shift(Index n) {

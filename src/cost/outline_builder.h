@@ -46,7 +46,13 @@ class OutlineBuilder {
   Index ranks() const { return base_.ranks; }
   // Steps that meet the same keys are one meeting: they attend the same slices, for other heads each.
   Index meetings() const { return static_cast<Index>(meetings_.size()); }
-  Index first_step(Index meeting) const { return meetings_[at(meeting)].front(); }
+  const std::vector<Index>& steps_of(Index meeting) const { return meetings_[at(meeting)]; }
+  Index first_step(Index meeting) const { return steps_of(meeting).front(); }
+  // The first step that meets the same keys as step n, for other heads.
+  Index first_alike(Index n) const {
+    for (Index same = n; (same = schedule::step_of_same_keys(description_, n)) >= 0;) n = same;
+    return n;
+  }
   // Where a group stands among those whose keys another one meets, in the order of steps; and which meeting that is.
   Index met_at(Index group, Index source) const;
   Index meeting_at(Index place) const { return meeting_at_[at(place)]; }
@@ -93,6 +99,7 @@ class OutlineBuilder {
   Outline o_;
 
  private:
+  Index alike(Index n) const;
   void add_shift(Index n);
   // From the groups at these distances before the own one back to where it came from.
   Range way_back(Range distances) const { return {groups_ + 1 - distances.end, groups_ + 1 - distances.begin}; }

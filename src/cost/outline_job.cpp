@@ -163,7 +163,7 @@ class JobOutline : private OutlineBuilder {
     const Index q_rows = job_.layouts.q.rows(), k_rows = job_.layouts.k.rows();
     for (Index member = 0; member < ulysses_; member += skip_) {
       for (const Slice& s : plan_of(group * ulysses_ + member, keys).slices) {
-        if (meetings() == 1) {
+        if (meetings() == 1 && !messages_[0]) {
           for (TileCounter& c : counters) c.add(s, member * q_rows);
           continue;
         }
@@ -237,7 +237,7 @@ class JobOutline : private OutlineBuilder {
       if (n + 1 < items_.size() && items_[n + 1].source == items_[n].source) continue;
       ranges = joined(std::move(ranges));
       const Index touched = schedule::rows_in(ranges);
-      rows[at(of)] += touched;
+      for (const Index each : steps_of(items_[n].meeting)) rows[at(each)] += touched;
       if (relays()) add_hops(hops_[at(of)], rank, items_[n].source, ranges);
       ranges.clear();
       if (touched > 0 && !relays())
@@ -284,7 +284,7 @@ class JobOutline : private OutlineBuilder {
     for (const Pending& p : pending_) {
       std::vector<Index> relayed;
       for (Index n = 0; n < steps(); ++n)
-        relayed.push_back(step(n).move == Move::Kind::send ? hops_[at(n)].relayed[at(p.rank % node())]
+        relayed.push_back(step(n).move == Move::Kind::send ? hops_[at(first_alike(n))].relayed[at(p.rank % node())]
                                                            : gathered_rows(p.rank, n));
       add_memory(places_[at(p.rank % ulysses_)], p.rows, p.partial, relayed);
     }
@@ -358,7 +358,7 @@ class JobOutline : private OutlineBuilder {
   Pattern enter(Index n, double each, bool back) const override {
     std::vector<Patterns::Sent> sent;
     if (step(n).move == Move::Kind::send) {
-      sent = in_bytes(hops_[at(n)].enter, each);
+      sent = in_bytes(hops_[at(first_alike(n))].enter, n, each);
     } else {
       const std::vector<double> bytes = gathered_bytes(n, each);
       const Index block = node() * ulysses_, one = step(n).distances.begin * block;
@@ -369,10 +369,12 @@ class JobOutline : private OutlineBuilder {
     }
     return listed(std::move(sent), back, step(n).move == Move::Kind::send);
   }
-  std::vector<Patterns::Sent> in_bytes(std::vector<Patterns::Sent> rows, double each) const {
-    for (Patterns::Sent& s : rows) s.bytes *= static_cast<double>(costs_.moved_heads(job_.heads_k)) * each;
+  // Rows of step n, whose heads are the same on all ranks.
+  std::vector<Patterns::Sent> in_bytes(std::vector<Patterns::Sent> rows, Index n, double each) const {
+    for (Patterns::Sent& s : rows) s.bytes *= sent_bytes(n, each);
     return rows;
   }
+  double sent_bytes(Index n, double each) const { return static_cast<double>(places_.front().of(n).moved) * each; }
   // One way, or back, where it is added.
   Pattern listed(std::vector<Patterns::Sent> sent, bool back, bool uneven) const {
     if (back)
@@ -408,8 +410,8 @@ class JobOutline : private OutlineBuilder {
   }
 
   Pattern send(Index n, double each, bool back) const override {
-    if (relays()) return listed(in_bytes(hops_[at(n)].pass, each), back, true);
-    return make_.spans(messages_[at(n)], o_.repeat, static_cast<double>(costs_.moved_heads(job_.heads_k)) * each, back);
+    if (relays()) return listed(in_bytes(hops_[at(first_alike(n))].pass, n, each), back, true);
+    return make_.spans(messages_[at(first_alike(n))], o_.repeat, sent_bytes(n, each), back);
   }
 
   const Job& job_;

@@ -71,13 +71,14 @@ Pattern Patterns::spans(std::shared_ptr<const std::vector<Span>> rows, Index rep
   // ends. Bytes are whole numbers, so sums are exact in any order.
   const std::size_t far = topology_.levels() - 1;
   const Index reach = far > 0 ? machine_.levels[far - 1].ranks : 0;
-  std::vector<double> in(at(ranks_) + 1, 0.0), out = in;
+  std::vector<double> in(at(ranks_) + 1, 0.0), out = in, kept = in;
   std::vector<Index> received(at(ranks_) + 1, 0), sent = received;
   const auto range = [&](auto& to, Index begin, Index count, auto value) {
     to[at(begin)] += value;
     to[at(begin + count)] -= value;
   };
   for_each_message(p, ranks_, [&](Index from, Index to, Index count, double bytes) {
+    if (from == to) return range(kept, to, count, bytes);
     range(sent, from, count, Index{1});
     if (max_of(from, to) - min_of(from, to) >= reach) {
       range(in, to, count, bytes);
@@ -91,11 +92,12 @@ Pattern Patterns::spans(std::shared_ptr<const std::vector<Span>> rows, Index rep
     }
   });
   p.sent_messages.reserve(at(ranks_));
-  double in_sum = 0, out_sum = 0;
+  double in_sum = 0, out_sum = 0, kept_sum = 0;
   Index received_sum = 0, sent_sum = 0;
   for (std::size_t r = 0; r < at(ranks_); ++r) {
     in_sum += in[r];
     out_sum += out[r];
+    kept_sum += kept[r];
     received_sum += received[r];
     sent_sum += sent[r];
     Load& load = p.loads[r];
@@ -104,7 +106,7 @@ Pattern Patterns::spans(std::shared_ptr<const std::vector<Span>> rows, Index rep
     load.messages[far] += received_sum;
     load.bytes_in += static_cast<Index>(in_sum);
     load.bytes_out += static_cast<Index>(out_sum);
-    load.copied = copies(static_cast<double>(load.bytes_in), back);
+    load.copied = copies(static_cast<double>(load.bytes_in) + kept_sum, back);
     p.sent_messages.push_back(static_cast<std::uint32_t>(sent_sum));
   }
   finish(p);

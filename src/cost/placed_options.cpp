@@ -13,7 +13,13 @@ PlacedOptions placed_options(const Machine& machine, Index heads_q, Index heads_
                              bool backward) {
   const double q = static_cast<double>(heads_q), k = static_cast<double>(heads_k);
   const Index group = heads_k > 0 ? max_of(1, heads_q / heads_k) : 1;
-  PlacedOptions o{.pair_seconds = 0, .row_seconds = 0, .merge_seconds = 0, .near_seconds = 0, .far_seconds = 0};
+  constexpr Index kGroups = 4;  // that `auto` tries
+  PlacedOptions o{.head_groups = max_of(1, min_of(kGroups, heads_k)),
+                  .pair_seconds = 0,
+                  .row_seconds = 0,
+                  .merge_seconds = 0,
+                  .near_seconds = 0,
+                  .far_seconds = 0};
   double kv_bytes = 0, state_bytes = 0;
   const double dims = static_cast<double>(shape.dim_qk + shape.dim_v),
                element = static_cast<double>(size_of(shape.dtype));

@@ -19,7 +19,7 @@ Pattern with_lists(const Pattern& given, Index ranks) {
   p.peers = Pattern::Peers::listed;
   std::vector<std::vector<std::uint32_t>> from(at(ranks)), to(at(ranks));
   for_each_message(given, ranks, [&](Index sender, Index receiver, Index count, double) {
-    for (Index i = 0; i < count; ++i) {
+    for (Index i = 0; i < count && sender != receiver; ++i) {
       from[at(receiver + i)].push_back(static_cast<std::uint32_t>(sender + i));
       to[at(sender + i)].push_back(static_cast<std::uint32_t>(receiver + i));
     }

@@ -1,5 +1,6 @@
 // The balanced layout: blocks of query tokens dealt out so that every rank sees about as many pairs.
 #include <algorithm>
+#include <limits>
 #include <queue>
 #include <set>
 #include <utility>
@@ -154,6 +155,36 @@ class LoadBalancer {
   std::set<std::pair<Index, std::size_t>> by_load_;  // (load, rank)
 };
 
+// What blocks cost kernels beside their pairs, in pairs. Keys of a block lie apart from those of the next one, so that
+// queries that see both meet half a tile of keys more for each block. Sequences, or windows, of fewer keys than a block
+// has are not cut, or not often.
+class TileWaste {
+ public:
+  explicit TileWaste(std::span<const Slice> slices) {
+    for (const Slice& s : slices) {
+      const Index pairs = visible_pairs(s);
+      if (pairs > 0) by_width_.emplace_back(touched_keys(s).size(), pairs);
+    }
+    std::sort(by_width_.begin(), by_width_.end());
+    Index sum = 0;
+    for (auto wide = by_width_.rbegin(); wide != by_width_.rend(); ++wide) wide->second = sum += wide->second;
+  }
+
+  // Of all queries, with blocks of so many keys.
+  Index of(Index size) const {
+    constexpr Index kHalfTile = 64;  // kernels walk keys 64 to 176 at a time
+    const auto wide = std::upper_bound(by_width_.begin(), by_width_.end(), std::pair(size, kMaxPairs));
+    return wide == by_width_.end()
+               ? 0
+               : static_cast<Index>(static_cast<double>(wide->second) * kHalfTile / static_cast<double>(size));
+  }
+
+ private:
+  static constexpr Index kMaxPairs = std::numeric_limits<Index>::max();
+  std::vector<std::pair<Index, Index>>
+      by_width_;  // keys that a slice touches; pairs of those that touch as many or more
+};
+
 std::vector<Run> runs_of(const Blocks& blocks, std::vector<Index> own) {
   std::sort(own.begin(), own.end());
   std::vector<Run> runs;
@@ -191,20 +222,27 @@ Layout Layout::balanced(const Problem& problem, Index ranks) {
   const RowPairs pairs(slices);
   const Index total = pairs.of(dealt);
   const Index target = total / ranks + total / ranks / 200;  // an imbalance of 1.005 is good enough
+  // Keys of another stream are not cut, and ranks of fewer rows than a tile fill none.
+  constexpr Index kTile = 128;
+  const bool fills_tiles = problem.packing().self() && rows >= kTile;
+  const TileWaste waste(fills_tiles ? std::span(slices) : std::span<const Slice>{});
 
-  // Few long runs are cheaper to move and attend than many short ones, so blocks shrink only while that helps.
+  // Small blocks are more even, large ones fill more of their tiles: what takes the busiest rank least is taken.
   Deal best;
   Blocks best_blocks{};
-  for (Index per_rank = 2; per_rank <= 256; per_rank *= 2) {
-    const Index size = max_of(1, ceil_div(rows, per_rank));
+  Index best_cost = 0;
+  for (const Index per_rank : {2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256}) {
+    const Index size = max_of(1, ceil_div(rows, per_rank)), wasted = waste.of(size) / ranks;
+    if (!best.load.empty() && total / ranks + wasted >= best_cost) break;  // smaller blocks waste more
     const Index n = max_of(1, ceil_div(rows, size));
     const Blocks blocks{dealt.begin, dealt.end, size, max_of(1, rows - (n - 1) * size), n, ranks};
     const std::vector<Index> weight = weights(blocks, pairs);
     Deal deal = deal_out(blocks, weight);
     LoadBalancer(deal, weight).run(target);
-    if (best.load.empty() || deal.largest() < best.largest()) {
+    if (const Index cost = deal.largest() + wasted; best.load.empty() || cost < best_cost) {
       best = std::move(deal);
       best_blocks = blocks;
+      best_cost = cost;
     }
     if (best.largest() <= target || size == 1) break;
   }

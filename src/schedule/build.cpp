@@ -120,7 +120,8 @@ class Builder {
       plan = make_plan(s_.problem, queries_, groups_.keys(met.first, d_.node));
       move = std::move(met.move);
     } else if (step.move == Move::Kind::send) {
-      move = step.by_node ? send_by_node(groups_, d_.node, step.distances, plan) : send(step.distances, plan);
+      move = step.by_node ? send_by_node(groups_, d_.node, step.distances, {.own = step.own}, plan)
+                          : send(step.distances, plan);
     } else {
       add_groups(step, plan);
       if (step.move) move = shift(n, *step.move);

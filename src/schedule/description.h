@@ -23,8 +23,9 @@ struct StepDescription {
   Range distances = {0, 1};  // groups whose keys are met: so far before the own group, around all groups
   bool again = false;        // of no move: the keys of the step before, which were brought
   Range queries = {0, 1};    // in a mesh: 0 the own, n those of the rank n places before in the group
-  // Distances count nodes, all groups of which are met. A send does not meet the own group.
+  // Distances count nodes, all groups of which are met. A send does not meet the own group, unless `own`.
   bool by_node = false;
+  bool own = false;             // of a send: the own rows that are seen stand in the same buffer
   bool sequence_order = false;  // a gather of all groups: keys by token, not by rank
   // Which part of the K/V heads. After a swap it is a head group, which is swapped before its steps: all steps have as
   // many parts, those of a part stand together, and each part meets the same keys in the same order.

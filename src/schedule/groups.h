@@ -90,6 +90,9 @@ struct NodeAtDistance {
   Move move;
 };
 NodeAtDistance gather_node(const Groups& groups, Index node, Index distance);
-Move send_by_node(const Groups& groups, Index node, Range distances, Plan& plan);
+struct Met {
+  bool own = false;  // the own group too
+};
+Move send_by_node(const Groups& groups, Index node, Range distances, Met met, Plan& plan);
 
 }  // namespace weft::schedule

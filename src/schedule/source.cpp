@@ -32,7 +32,7 @@ void append_sent(const Groups& groups, const Description& d, const StepDescripti
     }
     const Index first = floor_mod(groups.mine() / d.node - distance, groups.count() / d.node) * d.node;
     for (Index group = first; group < first + d.node; ++group)
-      if (group != groups.mine()) append_seen(groups, group, to);
+      if (group != groups.mine() || step.own) append_seen(groups, group, to);
   }
 }
 

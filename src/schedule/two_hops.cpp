@@ -80,7 +80,7 @@ NodeAtDistance gather_node(const Groups& groups, Index node, Index distance) {
   return {nodes.group(from, 0), std::move(move)};
 }
 
-Move send_by_node(const Groups& groups, Index node, Range distances, Plan& plan) {
+Move send_by_node(const Groups& groups, Index node, Range distances, Met met, Plan& plan) {
   const Nodes nodes(groups, node);
   const Index me = groups.mine(), first = nodes.group(nodes.mine(), 0);
   Move move{.kind = Move::Kind::send, .sends = {}, .receives = {}};
@@ -102,7 +102,7 @@ Move send_by_node(const Groups& groups, Index node, Range distances, Plan& plan)
   for (Index d = distances.begin; d < distances.end; ++d) {
     if (d == 0) {
       for (Index mate = first; mate < first + node; ++mate) {
-        if (mate == me) continue;
+        if (mate == me && !met.own) continue;
         if (const Range rows = meet(mate); rows.size() > 0) move.receives.push_back({groups.peer(mate), {rows}});
         std::vector<Range> wanted = groups.touched(mate, 1, me);
         if (!wanted.empty()) move.sends.push_back({groups.peer(mate), std::move(wanted)});

@@ -49,7 +49,8 @@ std::vector<ScheduleOptions> schedules(check::Choices& c, const check::Case& p) 
                                       {.kind = ScheduleKind::ring, .ranks_per_step = ranks_per_step},
                                       {.kind = ScheduleKind::all_to_all},
                                       {.kind = ScheduleKind::all_to_all, .head_groups = c.pick(1, p.heads_q)},
-                                      {.kind = ScheduleKind::exact, .stages = c.pick(1, 5)}};
+                                      {.kind = ScheduleKind::exact, .stages = c.pick(1, 5)},
+                                      {.kind = ScheduleKind::exact, .head_groups = groups}};
   for (Index ulysses = 1; ulysses <= p.ranks; ++ulysses) {
     if (p.ranks % ulysses != 0) continue;
     for (const Index each : {Index{1}, p.heads_k})
@@ -65,6 +66,7 @@ std::vector<ScheduleOptions> schedules(check::Choices& c, const check::Case& p) 
     if (node == 1) continue;
     all.push_back({.kind = ScheduleKind::all_gather, .head_groups = groups, .node = node});
     all.push_back({.kind = ScheduleKind::exact, .stages = c.pick(1, 5), .node = node});
+    all.push_back({.kind = ScheduleKind::exact, .head_groups = groups, .node = node});
     all.push_back({.kind = ScheduleKind::ring, .node = node});
     for (const ScheduleKind outer : {ScheduleKind::ring, ScheduleKind::all_gather})
       if (node == 4) all.push_back({.kind = ScheduleKind::hybrid, .ulysses = 2, .outer = outer, .node = node});

@@ -10,6 +10,7 @@
 #include "check/definition.h"
 #include "index.h"
 #include "refusal.h"
+#include "weft/cost.h"
 #include "weft/plan.h"
 
 namespace weft {
@@ -129,7 +130,8 @@ Indices lognormal(unsigned seed, Index count, double median, double sigma, Index
   return out;
 }
 
-TEST(Layout, BalancedIsWithinTwoPercentOnOrdinaryPacks) {
+// The fewer rows a rank has, the more an even share costs in tiles: 14,000 rows a rank or more here, 3,500 and 860.
+TEST(Layout, BalancedIsEvenOnOrdinaryPacks) {
   const std::vector<Mask> masks{{.causal = true},
                                 {},
                                 {.causal = true, .left = 1024},
@@ -144,7 +146,10 @@ TEST(Layout, BalancedIsWithinTwoPercentOnOrdinaryPacks) {
         const Layout l = Layout::balanced(problem, ranks);
         const double b = imbalance(pairs_by_rank(problem, l));
         worst = std::max(worst, b);
-        EXPECT_LE(b, 1.02) << ranks << " ranks, pack " << seed << ", mask " << (&mask - masks.data());
+        EXPECT_LE(b, ranks <= 16   ? 1.02
+                     : ranks <= 64 ? 1.05
+                                   : 1.2)
+            << ranks << " ranks, pack " << seed << ", mask " << (&mask - masks.data());
         EXPECT_EQ(l.rows(), (stream.tokens() + ranks - 1) / ranks);
       }
     }
@@ -169,7 +174,29 @@ TEST(Layout, BalancedTakesFewRuns) {
     std::size_t runs = 0;
     for (Index r = 0; r < p.ranks; ++r) runs += l.runs(r).runs().size();
     EXPECT_LE(runs, at(p.runs)) << p.seed;
-    EXPECT_LE(imbalance(pairs_by_rank(problem, l)), 1.005) << p.seed;
+    EXPECT_LE(imbalance(pairs_by_rank(problem, l)), 1.07) << p.seed;
+  }
+}
+
+// Blocks so small that all ranks have the same pairs fill fewer of their tiles: the busiest rank's covered pairs count.
+TEST(Layout, BalancedWeighsTiles) {
+  const KernelRate rate{.tile_q = 128, .tile_k = 128};
+  for (const Index window : {-1, 1024}) {
+    double ratio = 0;
+    constexpr unsigned kPacks = 4;
+    constexpr Index kRanks = 64;
+    for (unsigned seed = 0; seed < kPacks; ++seed) {
+      const Problem problem(Stream::from_lengths(lognormal(seed, 64, 2400, 1, 16384)),
+                            {.causal = true, .left = window});
+      const Layout l = Layout::balanced(problem, kRanks);
+      double busiest = 0;
+      for (Index r = 0; r < kRanks; ++r)
+        busiest =
+            std::max(busiest, tile_work(make_plan(problem, l.runs(r), l.rank_order()).slices, 8, 1, rate).covered);
+      ratio += busiest * kRanks / static_cast<double>(8 * problem.visible_pairs()) / kPacks;
+    }
+    std::cout << "window " << window << ": covered pairs of the busiest rank over mean pairs " << ratio << std::endl;
+    EXPECT_LE(ratio, window < 0 ? 1.22 : 1.3);
   }
 }
 
@@ -180,7 +207,7 @@ TEST(Layout, BalancedBeatsTheOthersOnAHardPack) {
   const auto share = [&](LayoutKind kind) {
     return imbalance(pairs_by_rank(problem, make_layouts(kind, problem, 8).q));
   };
-  EXPECT_LE(share(LayoutKind::balanced), 1.02);
+  EXPECT_LE(share(LayoutKind::balanced), 1.05);
   EXPECT_GT(share(LayoutKind::contiguous), 1.5);
 }
 

@@ -10,6 +10,7 @@
 
 #include "index.h"
 #include "refusal.h"
+#include "weft/choose.h"
 #include "weft/cost.h"
 #include "weft/plan.h"
 #include "weft/simulate.h"
@@ -185,6 +186,34 @@ TEST(Placed, TakesLessTimeThanTheOthers) {
   EXPECT_GT(std::exp((balanced - placed) / 3), 1.3);
 }
 
+double best_of(const Problem& problem, const Layouts& layouts) {
+  const Layer layer{
+      .problem = problem, .heads_q = 64, .heads_k = 8, .shape = {.dtype = DType::bf16, .dim_qk = 128, .dim_v = 128}};
+  return choose_schedule(layer, layouts, machine_preset("h100-400g"), {.simulated_slices = 5'000'000}).best().seconds();
+}
+
+// Where it cannot win much: one document with nearly all work, and one node.
+TEST(Placed, IsNotBehindBalanced) {
+  for (const Index ranks : {8, 16, 32}) {
+    for (const Index share : {4, 8}) {
+      Indices lengths = lognormal_lengths(static_cast<unsigned>(share), 8192 * ranks * (share - 1) / share, 500, 1);
+      lengths.insert(lengths.begin() + static_cast<std::ptrdiff_t>(lengths.size() / 3), 8192 * ranks / share);
+      const Problem problem = causal(lengths);
+      EXPECT_LT(best_of(problem, place(problem, ranks).layouts),
+                1.03 * best_of(problem, make_layouts(LayoutKind::balanced, problem, ranks)))
+          << ranks << " ranks, a document of 1/" << share;
+    }
+  }
+}
+
+// Rows of a rank that no group of heads can hide are what a placement for one group weighs more.
+TEST(Placed, HeadGroupsHideExchanges) {
+  const Problem problem = causal(lognormal_lengths(3, 8192 * 32, 800, 1.2));
+  const double one = place(problem, 32, {.head_groups = 1}).seconds, four = place(problem, 32).seconds;
+  EXPECT_LT(four, one);
+  EXPECT_LE(place(problem, 32, {.head_groups = 8}).seconds, four);
+}
+
 TEST(Placed, KeysOfAnotherStreamLieWhereTheirQueriesAre) {
   const Indices q{700, 30, 0, 4000, 30}, k{50, 4000, 9, 600, 0};
   const Problem problem(Packing(Stream::from_lengths(q), Stream::from_lengths(k)), {});
@@ -223,6 +252,8 @@ TEST(Placed, OptionsOfAMachine) {
   EXPECT_NEAR(o.near_seconds / usual.near_seconds, 1, 0.02);
   EXPECT_NEAR(o.far_seconds / usual.far_seconds, 1, 0.02);
   EXPECT_EQ(o.node, usual.node);
+  EXPECT_EQ(o.head_groups, usual.head_groups);
+  EXPECT_EQ(placed_options(machine_preset("h100-400g"), 64, 1, shape).head_groups, 1);
   EXPECT_LT(placed_options(machine_preset("h100-400g"), 64, 8, shape, false).far_seconds, o.far_seconds / 3);
   const PlacedOptions one =
       placed_options(machine_preset("cpu"), 8, 2, {.dtype = DType::f32, .dim_qk = 64, .dim_v = 64});
@@ -238,6 +269,7 @@ TEST(Placed, Refusals) {
   EXPECT_LE(place(problem, 4, {.capacity = 38}).layouts.q.rows(), 38);
   expect_refusal([&] { (void)place(problem, 4, {.capacity = -1}); }, {"-1 rows"});
   expect_refusal([&] { (void)place(problem, 4, {.node = 0}); }, {"nodes of 0"});
+  expect_refusal([&] { (void)place(problem, 4, {.head_groups = 0}); }, {"0 head groups"});
   expect_refusal([&] { (void)place(problem, 4, {.far_seconds = -1}); }, {"-1 seconds", "from 0"});
   expect_refusal([&] { (void)place(problem, 4, {.pair_seconds = std::nan("")}); }, {"nan"});
   expect_refusal([&] { (void)place(problem, 0); }, {"0 ranks"});

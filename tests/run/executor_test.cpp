@@ -43,7 +43,9 @@ std::vector<ScheduleOptions> all_schedules(Index heads_k, bool sequence_order, I
     if (ranks % node != 0) continue;
     for (const Index stages : {1, 2, 4}) all.push_back({.kind = ScheduleKind::exact, .stages = stages, .node = node});
     all.push_back({.kind = ScheduleKind::all_gather, .key_order = KeyOrder::rank, .node = node});
-    if (heads_k > 1) all.push_back({.kind = ScheduleKind::all_gather, .head_groups = 2, .node = node});
+    if (heads_k > 1)
+      for (const ScheduleKind kind : {ScheduleKind::all_gather, ScheduleKind::exact})
+        all.push_back({.kind = kind, .head_groups = 2, .node = node});
     all.push_back({.kind = ScheduleKind::ring, .node = node});
     for (const ScheduleKind across : {ScheduleKind::ring, ScheduleKind::all_gather})
       if (node == 4) all.push_back({.kind = ScheduleKind::hybrid, .ulysses = 2, .outer = across, .node = node});
@@ -51,6 +53,7 @@ std::vector<ScheduleOptions> all_schedules(Index heads_k, bool sequence_order, I
   if (sequence_order) all.push_back({.kind = ScheduleKind::all_gather, .key_order = KeyOrder::sequence});
   if (heads_k > 1) {
     all.push_back({.kind = ScheduleKind::all_gather, .head_groups = 2});
+    all.push_back({.kind = ScheduleKind::exact, .head_groups = 2});
     all.push_back({.kind = ScheduleKind::all_to_all, .head_groups = 2});
     if (ranks % 2 == 0) all.push_back({.kind = ScheduleKind::hybrid, .head_groups = 2});
   }

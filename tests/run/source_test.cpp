@@ -252,6 +252,8 @@ std::vector<ScheduleOptions> schedules(Index heads_k, bool sequence, Index ranks
   if (sequence) all.push_back({.key_order = KeyOrder::sequence});
   if (heads_k > 1) {
     all.push_back({.head_groups = 2});
+    all.push_back({.kind = ScheduleKind::exact, .head_groups = 2});
+    if (ranks % 2 == 0 && ranks > 2) all.push_back({.kind = ScheduleKind::exact, .head_groups = 2, .node = 2});
     all.push_back({.kind = ScheduleKind::all_to_all, .head_groups = 2});
   }
   if (ranks % 2 == 0)

@@ -29,6 +29,8 @@ std::vector<ScheduleOptions> every_way() {
           {.kind = ScheduleKind::exact, .stages = 1},
           {.kind = ScheduleKind::exact, .stages = 4},
           {.kind = ScheduleKind::exact, .stages = 2, .node = 2},
+          {.kind = ScheduleKind::exact, .head_groups = 2},
+          {.kind = ScheduleKind::exact, .head_groups = 2, .node = 2},
           {.kind = ScheduleKind::exact, .stages = 4, .node = 2},
           {.kind = ScheduleKind::mesh, .ranks_per_step = 1, .query_ranks = 2},
           {.kind = ScheduleKind::mesh, .query_ranks = 2},

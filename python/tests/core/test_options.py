@@ -26,7 +26,7 @@ WRONG = {  # option: values of the wrong kind
     "head_map": ["abcd", 3],
 }
 OPTIONS = {  # of schedules: (who has it, who has it not, values of the wrong kind)
-    "key_order": ("all_gather", "ring", ["mine", None]), "head_groups": ("all_gather", "exact", ["two", 1.5, True]),
+    "key_order": ("all_gather", "ring", ["mine", None]), "head_groups": ("all_gather", "ring", ["two", 1.5, True]),
     "ulysses": ("hybrid", "all_to_all", [None]), "outer": ("hybrid", "ring", ["around", 3]), "stages": ("exact", "ring", [2.0]),
     "ranks_per_step": ("ring", "exact", ["x"]), "node": ("exact", "all_to_all", ["x"]),
     "query_ranks": ("mesh", "ring", ["x", None]),

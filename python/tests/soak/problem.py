@@ -74,7 +74,7 @@ def _schedule(draw, ranks, heads, strided):
         "ring": dict(ranks_per_step=draw.choice([1, 2, 2, 3]), node=draw.choice([1, _divisor(draw, ranks)])),
         "all_to_all": dict(head_groups=groups),
         "hybrid": dict(ulysses=_divisor(draw, ranks), outer=draw.choice(["ring", "all_gather"]), head_groups=groups),
-        "exact": dict(stages=draw.choice([1, 2, 4, 7]), node=_divisor(draw, ranks)), "auto": {},
+        "exact": dict(stages=draw.choice([1, 2, 4, 7]), node=_divisor(draw, ranks), head_groups=groups), "auto": {},
     }[name]
     return weft.Schedule(name, **options)
 

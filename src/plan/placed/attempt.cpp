@@ -10,8 +10,9 @@ namespace {
 
 double real(Index n) { return static_cast<double>(n); }
 
-// Chunks of long sequences end at multiples of this, so that kernels' tiles are full.
-constexpr Index kTile = 64;
+// Chunks of long sequences end at multiples of this, so that kernels' tiles are full, unless that is more than one part
+// in so many of a rank's share.
+constexpr Index kTile = 64, kFine = 64;
 
 // Sequences of less than this share of a rank's target are placed by one queue of ranks: whole, as none of them can
 // make much of a difference.
@@ -40,7 +41,7 @@ Attempt::Attempt(std::span<const SequenceWork> sequences, std::span<const Index>
   for (; n < order.size(); ++n) {
     const SequenceWork& s = of(order[n]);
     if (s.seconds <= kSmall * trial_.target && s.rows <= trial_.capacity) break;
-    if (!spread(order[n])) left.push_back(order[n]);
+    if (!(trial_.wide && spread(order[n], true)) && !spread(order[n], false)) left.push_back(order[n]);
   }
   for (const Index sequence : left) fill_gaps(sequence);
   place_whole(order.subspan(n));
@@ -59,6 +60,12 @@ void Attempt::sort_node(Index node) {
 void Attempt::add(Index rank, Index rows, double seconds) {
   load_[at(rank)] += seconds;
   rows_[at(rank)] += rows;
+}
+
+// Seconds of a sequence that is cut into two chunks for each of so many ranks: a query sees as many chunks on average,
+// whose keys lie apart, and in each of them begins and ends tiles as if it were a sequence.
+double Attempt::cut(const SequenceWork& s, Index ranks) const {
+  return s.seconds + options_.row_seconds * real(s.rows) * real(ranks - 1);
 }
 
 // What a rank waits for the keys of a sequence that lies on so many ranks: it sees most of them, each node brings those
@@ -87,23 +94,29 @@ bool Attempt::nodes_with_room(Index piece, Index of_node, Index nodes, std::vect
 }
 
 // The fewest ranks on which the sequence ends before the target, inside a node first; or those where it ends soonest.
-bool Attempt::spread(Index sequence) {
+bool Attempt::spread(Index sequence, bool wide) {
   const SequenceWork& s = of(sequence);
   const Index least =
       trial_.target > 0 ? max_of(1, min_of(ranks_, static_cast<Index>(s.seconds / trial_.target))) : Index{1};
+  wide = wide && 2 * least >= node_;
+  const Index fewest = wide && 2 * least >= ranks_ ? nodes_ : min_of(nodes_, ceil_div(least, node_));
   // A sequence of little work gains nothing from a second node.
   const Index most_nodes = s.seconds < trial_.target && s.rows <= node_ * trial_.capacity ? 1 : nodes_;
   std::vector<Lightest> found;
   Choice best;
-  for (Index nodes = min_of(nodes_, ceil_div(least, node_)); nodes <= most_nodes; ++nodes) {
+  for (Index nodes = fewest; nodes <= most_nodes; ++nodes) {
     const double before = best.end;
     const bool any = best.nodes > 0;
-    const Index from = nodes == 1 ? 1 : (nodes - 1) * node_ / nodes + 1;
-    for (Index of_node = max_of(from, least / nodes); of_node <= node_; ++of_node) {
+    const Index from = wide ? node_ : nodes == 1 ? 1 : (nodes - 1) * node_ / nodes + 1;
+    constexpr int kInVain = 2;  // more ranks that do not shorten it
+    int in_vain = 0;
+    for (Index of_node = max_of(from, least / nodes); of_node <= node_ && in_vain < kInVain; ++of_node) {
       const Index ranks = nodes * of_node, piece = ceil_div(s.rows, ranks);
       if (piece > trial_.capacity || !nodes_with_room(piece, of_node, nodes, found)) continue;
-      const double end = found[at(nodes - 1)].first + s.seconds / real(ranks) + moving(s, ranks, nodes);
-      if (best.nodes == 0 || end < best.end) best = {end, nodes, of_node};
+      const double end = found[at(nodes - 1)].first + cut(s, ranks) / real(ranks) + moving(s, ranks, nodes);
+      const bool sooner = best.nodes == 0 || end < best.end;
+      in_vain = sooner ? 0 : in_vain + 1;
+      if (sooner) best = {end, nodes, of_node};
       if (end > trial_.target) continue;
       split_over(sequence, best);
       return true;
@@ -131,7 +144,7 @@ void Attempt::split_over(Index sequence, const Choice& choice) {
     }
   }
   std::sort(split.ranks.begin(), split.ranks.end());
-  const double seconds = s.seconds / real(count) + moving(s, count, choice.nodes);
+  const double seconds = cut(s, count) / real(count) + moving(s, count, choice.nodes);
   for (Index n = 0; n < count; ++n) {
     split.share.push_back(s.rows / count + (n < s.rows % count ? 1 : 0));
     add(split.ranks[at(n)], split.share.back(), seconds);
@@ -147,7 +160,15 @@ void Attempt::split_over(Index sequence, const Choice& choice) {
 void Attempt::place_whole(std::span<const Index> order) {
   std::priority_queue<Lightest, std::vector<Lightest>, std::greater<>> lightest;
   std::priority_queue<std::pair<Index, Index>> full;  // (room, rank): no room for the sequence at hand
-  for (Index r = 0; r < ranks_; ++r) lightest.emplace(weight(r), r);
+  Index kept = trial_.capacity - trial_.filled;  // rows of each rank that these may not take, if they fit elsewhere
+  Index exceptions = 0;
+  const auto free = [&](Index rank) { return room(rank) - kept; };
+  const auto sort_anew = [&] {  // rooms have changed
+    lightest = {};
+    full = {};
+    for (Index r = 0; r < ranks_; ++r) full.emplace(free(r), r);
+  };
+  sort_anew();
   for (const Index sequence : order) {
     const SequenceWork& s = of(sequence);
     for (; !full.empty() && full.top().first >= s.rows; full.pop())
@@ -156,21 +177,35 @@ void Attempt::place_whole(std::span<const Index> order) {
     while (!lightest.empty() && rank < 0) {
       const Index r = lightest.top().second;
       lightest.pop();
-      if (room(r) >= s.rows)
+      if (free(r) >= s.rows)
         rank = r;
       else
-        full.emplace(room(r), r);
+        full.emplace(free(r), r);
     }
     if (rank < 0) {
-      fill_gaps(sequence);
-      full = {};  // rooms have changed
-      for (Index r = 0; r < ranks_; ++r) full.emplace(room(r), r);
+      rank = lightest_with_room(s.rows);
+      if (rank < 0) {
+        fill_gaps(sequence);
+      } else {
+        whole_[at(sequence)] = rank;
+        add(rank, s.rows, s.seconds);
+      }
+      constexpr Index kExceptions = 64;  // each looks at all ranks
+      if (++exceptions > kExceptions) kept = 0;
+      sort_anew();
       continue;
     }
     whole_[at(sequence)] = rank;
     add(rank, s.rows, s.seconds);
     lightest.emplace(weight(rank), rank);
   }
+}
+
+Index Attempt::lightest_with_room(Index rows) const {
+  Index best = -1;
+  for (Index r = 0; r < ranks_; ++r)
+    if (room(r) >= rows && (best < 0 || weight(r) < weight(best))) best = r;
+  return best;
 }
 
 // Fits nowhere whole: the node with most room takes what it can, on as few of its ranks as that needs.
@@ -225,7 +260,8 @@ void Attempt::even_out() {
 void Attempt::share_out(Split& split) {
   const SequenceWork& s = of(split.sequence);
   const std::size_t count = split.ranks.size();
-  const double a_row = s.seconds / real(s.rows), least = real(s.rows) / real(static_cast<Index>(count)) / 4;
+  const double a_row = cut(s, static_cast<Index>(count)) / real(s.rows),
+               least = real(s.rows) / real(static_cast<Index>(count)) / 4;
   if (a_row <= 0) return;
   std::vector<double> base(count), wanted(count);
   std::vector<Index> most(count);
@@ -235,7 +271,7 @@ void Attempt::share_out(Split& split) {
     most[n] = room(rank) + split.share[n];
     base[n] = load_[at(rank)] - a_row * real(split.share[n]);
     low = std::min(low, base[n]);
-    high = std::max(high, base[n] + s.seconds);
+    high = std::max(high, base[n] + a_row * real(s.rows));
   }
   const auto level = [&](double seconds) {  // fills all ranks up to it
     double sum = 0;
@@ -252,7 +288,9 @@ void Attempt::share_out(Split& split) {
   }
   level(low);  // not more than all rows
 
-  const Index unit = s.rows >= static_cast<Index>(count) * 8 * kTile ? 2 * kTile : 1;
+  // Chunks end at whole tiles where that is little of a share: of a sequence with most of the work every row counts.
+  Index unit = 2 * kTile;
+  while (unit > 1 && s.rows < static_cast<Index>(count) * kFine * unit) unit /= 2;
   std::vector<Index> share(count);
   Index left = s.rows;
   for (std::size_t n = 0; n < count; ++n) {

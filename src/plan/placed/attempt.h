@@ -15,6 +15,10 @@ struct Trial {
   double exposed = 0;  // share of the exchanges that counts as a rank's work
   double filler = 0;   // seconds that each free row of a rank will cost once short sequences have filled it
   Index capacity = 0;  // rows of a rank
+  Index filled = 0;    // rows up to which short sequences fill a rank, if they can: the rest is for evening out
+  // Sequences that need half a node take all of it, and those that need half of the ranks all: nobody is left with less
+  // work than they have.
+  bool wide = false;
 };
 
 // A sequence that lies on several ranks: rank n of the list holds two chunks, of share[n] rows together.
@@ -31,8 +35,8 @@ class Attempt {
   Attempt(std::span<const SequenceWork> sequences, std::span<const Index> order, Index ranks,
           const PlacedOptions& options, const Trial& trial);
 
-  // Seconds of the best of three ways to move what crosses: each rank is sent what it sees, the same in two hops (into
-  // a node once, then inside it), or everything is gathered.
+  // Seconds of the best way to move what crosses: each rank is sent what it sees, straight or in two hops (into a node
+  // once, then inside it), after its own keys are attended or in groups of heads; or everything is gathered.
   double predicted() const;
 
   const std::vector<Index>& whole() const { return whole_; }  // by sequence: its rank, or -1
@@ -54,16 +58,19 @@ class Attempt {
   void sort_node(Index node);
   void add(Index rank, Index rows, double seconds);
   double moving(const SequenceWork& s, Index ranks, Index nodes) const;
+  double cut(const SequenceWork& s, Index ranks) const;
 
-  bool spread(Index sequence);
+  bool spread(Index sequence, bool wide);
   bool nodes_with_room(Index piece, Index of_node, Index nodes, std::vector<Lightest>& found) const;
   void split_over(Index sequence, const Choice& choice);
   void place_whole(std::span<const Index> order);
+  Index lightest_with_room(Index rows) const;  // -1: none
   void fill_gaps(Index sequence);
   void even_out();
   void share_out(Split& split);
   void add_moves(const Split& split, Busy& busy) const;
   double relayed(const Busy& busy) const;
+  double grouped(const Busy& busy) const;
 
   std::span<const SequenceWork> sequences_;
   Index ranks_, node_, nodes_;

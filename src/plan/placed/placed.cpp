@@ -19,6 +19,7 @@ using detail::SequenceWork;
 
 void check_options(const PlacedOptions& o) {
   if (o.node < 1) throw Error(text("nodes of ", o.node, " ranks"), "use at least one");
+  if (o.head_groups < 1) throw Error(text(o.head_groups, " head groups"), "use at least one");
   if (o.capacity < 0) throw Error(text("a capacity of ", o.capacity, " rows"), "use rows of a rank, or 0");
   for (const double seconds : {o.pair_seconds, o.row_seconds, o.merge_seconds, o.near_seconds, o.far_seconds})
     if (!(seconds >= 0) || !std::isfinite(seconds))

@@ -46,7 +46,7 @@ void Attempt::add_moves(const Split& split, Busy& busy) const {
   for (Index n = 0; n < count; ++n) {
     const std::size_t r = at(split.ranks[at(n)]);
     const Index node = split.ranks[at(n)] / node_;
-    const double share = rows_as_real(split.share[at(n)]), work = s.seconds * share / rows;
+    const double share = rows_as_real(split.share[at(n)]), work = cut(s, count) * share / rows;
     const double elsewhere = std::min(1 - share / rows, share > 0 ? reach / share : 0);
     busy.own[r] += work * (1 - elsewhere);
     busy.others[r] += work * elsewhere;
@@ -82,6 +82,24 @@ double Attempt::relayed(const Busy& busy) const {
   return longest;
 }
 
+// Everything in groups of heads: all but the first group's keys and the last one's gradients moves under work, and
+// nothing is merged. What enters a node is passed on while the next group enters.
+double Attempt::grouped(const Busy& busy) const {
+  const double shown = 1 / static_cast<double>(options_.head_groups);
+  double direct = 0, work = 0, waited = 0, links = 0;
+  for (Index rank = 0; rank < ranks_; ++rank) {
+    const std::size_t r = at(rank);
+    const double mine = busy.own[r] + busy.others[r];
+    const double moved = std::max(busy.near[r] * options_.near_seconds, busy.far[r] * options_.far_seconds);
+    direct = std::max(direct, std::max(mine + shown * moved, moved + shown * mine));
+    const double passed = busy.passed[r] * options_.near_seconds, entered = busy.entered[r] * options_.far_seconds;
+    work = std::max(work, mine);
+    waited = std::max(waited, passed + entered);
+    links = std::max({links, passed, entered});
+  }
+  return std::min(direct, std::max(work + shown * waited, links + shown * (work + waited)));
+}
+
 double Attempt::predicted() const {
   Busy busy(ranks_, nodes_);
   for (std::size_t n = 0; n < whole_.size(); ++n)
@@ -102,7 +120,8 @@ double Attempt::predicted() const {
   constexpr double kShown = 0.15;
   const double gathered = rows_as_real(rows) * (rows_as_real(node_ - 1) * options_.near_seconds +
                                                 rows_as_real(ranks_ - node_) * options_.far_seconds);
-  return std::min({direct + merges, relayed(busy) + merges, most + kShown * gathered});
+  const double stages = std::min(direct, relayed(busy)) + merges, all = most + kShown * gathered;
+  return options_.head_groups > 1 ? std::min({stages, grouped(busy), all}) : std::min(stages, all);
 }
 
 }  // namespace weft::detail

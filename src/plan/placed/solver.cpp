@@ -27,18 +27,28 @@ class Search {
 
   // First the targets, then around the best of them what else differs.
   Attempt best() {
-    for (const double over : {1.05, 1.2, 1.0, 1.1, 1.35, 1.6})
-      for (const double filler : {0.0, filler_}) attempt({mean() * over, 0.5, filler, options_.capacity});
-    for (const double exposed : {0.0, 1.0})
-      for (const double over : {1.0, 1.05, 1.15, 1.35})
-        attempt({mean() * over, exposed, trial_.filler, options_.capacity});
-    for (const double times : {0.975, 1.025})
-      attempt({trial_.target * times, trial_.exposed, trial_.filler, options_.capacity});
-    // Even rows are worth something too: buffers of all ranks are as long as the longest.
     Index rows = 0;
     for (const Index n : order_) rows += sequences_[at(n)].rows;
-    const Index even = ceil_div(rows, ranks_);
-    attempt({trial_.target, trial_.exposed, trial_.filler, min_of(options_.capacity, even + even / 200)});
+    const Index even = ceil_div(rows, ranks_), capacity = options_.capacity;
+    const auto little_more = [&](Index share) { return min_of(capacity, even + even / share); };
+    // In groups of heads most of an exchange is hidden.
+    const double usual = options_.head_groups > 1 ? 1 / static_cast<double>(options_.head_groups) : 0.5;
+    for (const double over : {1.05, 1.2, 1.0, 1.1, 1.35, 1.6}) {
+      attempt({mean() * over, usual, 0, capacity, little_more(64)});
+      attempt({mean() * over, usual, filler_, capacity, capacity});
+    }
+    for (const double over : {1.05, 1.35, 1.2, 1.6, 1.0, 1.1})
+      attempt({mean() * over, usual, trial_.filler, capacity, little_more(64), true});
+    const auto again = [&](double target, double exposed, Index filled) {
+      attempt({target, exposed, trial_.filler, capacity, filled, trial_.wide});
+    };
+    for (const double exposed : {0.0, 2 * usual})
+      for (const double over : {1.0, 1.05, 1.15, 1.35}) again(mean() * over, exposed, trial_.filled);
+    for (const double times : {0.975, 1.025}) again(trial_.target * times, trial_.exposed, trial_.filled);
+    for (const Index filled : {capacity, little_more(200), little_more(32)})
+      again(trial_.target, trial_.exposed, filled);
+    // Even rows are worth something too: buffers of all ranks are as long as the longest.
+    attempt({trial_.target, trial_.exposed, trial_.filler, little_more(200), little_more(200), trial_.wide});
     return std::move(*best_);
   }
 
@@ -46,7 +56,7 @@ class Search {
 
  private:
   // Sequences and ranks of all attempts together, which bounds the time.
-  static constexpr Index kMost = 90'000;
+  static constexpr Index kMost = 65'000;
 
   double mean() const { return total_ / static_cast<double>(ranks_); }
 
@@ -59,7 +69,7 @@ class Search {
     const std::ptrdiff_t cut =
         std::count_if(now.splits().begin(), now.splits().end(), [](const Split& s) { return s.gaps; });
     // Short sequences are cut only where that gains more than a prediction may be wrong.
-    constexpr double kWorthACut = 0.95;
+    constexpr double kWorthACut = 0.98;
     if (best_ && seconds >= seconds_ * (cut > cut_ ? kWorthACut : 1)) return;
     cut_ = cut;
     best_.emplace(std::move(now));

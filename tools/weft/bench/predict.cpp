@@ -69,7 +69,8 @@ std::vector<ScheduleOptions> candidates(const check::Case& c) {
   std::vector<ScheduleOptions> all = {{.kind = ScheduleKind::exact, .stages = 1},
                                       {.kind = ScheduleKind::ring},
                                       {.kind = ScheduleKind::all_gather},
-                                      {.kind = ScheduleKind::all_gather, .head_groups = 2}};
+                                      {.kind = ScheduleKind::all_gather, .head_groups = 2},
+                                      {.kind = ScheduleKind::exact, .head_groups = 2}};
   if (c.ranks <= c.heads_q) all.push_back({.kind = ScheduleKind::all_to_all});
   if (c.ranks > 2) all.push_back({.kind = ScheduleKind::exact});
   if (c.ranks > 2) all.push_back({.kind = ScheduleKind::ring, .ranks_per_step = 1});
@@ -131,29 +132,38 @@ struct Asked {
   Asked(const Question& q, const Machine& calibrated, double latency)
       : given(q.given),
         problem(check::problem_of(given)),
-        layouts(check::layouts_of(given, problem)),
+        kinds(given.layout == LayoutKind::placed ? std::vector{given.layout}
+                                                 : std::vector{given.layout, LayoutKind::placed}),
         shape{.dtype = given.dtype, .dim_qk = given.dim_qk, .dim_v = given.dim_v},
         machine(calibrated) {
     machine.processor_ranks = ranks_a_core(given.ranks);
     machine.processor_kernels = 1;
-    const Timeline gathered = simulate(job({.kind = ScheduleKind::all_gather}), machine, Pass::forward);
+    for (const LayoutKind kind : kinds) layouts.push_back(make_layouts(kind, problem, given.ranks));
+    const Timeline gathered = simulate(job(0, {.kind = ScheduleKind::all_gather}), machine, Pass::forward);
     world = {.bandwidth = static_cast<double>(gathered.bytes_in()) / (q.ratio * gathered.ideal), .latency = latency};
     machine.levels[0].bandwidth = world.bandwidth;
     machine.levels[0].latency += world.latency;
   }
 
-  Job job(const ScheduleOptions& options) const {
-    return {problem, layouts, given.heads_q, given.heads_k, options, shape};
+  Job job(std::size_t layout, const ScheduleOptions& options) const {
+    return {problem, layouts[layout], given.heads_q, given.heads_k, options, shape};
   }
-  // What a user's `auto` would be among these.
-  ScheduleOptions chosen(const std::vector<ScheduleOptions>& among) const {
+  // Which schedule on which layout, in words that are the same for all drawn layouts.
+  std::string said(LayoutKind layout, const ScheduleOptions& options) const {
+    return fmt::format("{}, {}", weft::words(options), layout == LayoutKind::placed ? "placed" : "drawn layout");
+  }
+  // What a user's `auto` would be among these, on any of the layouts.
+  std::string chosen(const std::vector<ScheduleOptions>& among) const {
     const Layer layer{.problem = problem, .heads_q = given.heads_q, .heads_k = given.heads_k, .shape = shape};
-    return choose_schedule(layer, layouts, machine, {.memory_bytes = 0, .schedules = among, .layouts = {}}).schedule();
+    const BatchChoice choice =
+        choose({&layer, 1}, given.ranks, machine, {.memory_bytes = 0, .schedules = among, .layouts = kinds});
+    return said(choice.layout, choice.layers.front().schedule());
   }
 
   check::Case given;
   Problem problem;
-  Layouts layouts;
+  std::vector<LayoutKind> kinds;  // the drawn one, and placed
+  std::vector<Layouts> layouts = {};
   TensorShape shape;
   Machine machine;
   ThreadRanks world;
@@ -165,6 +175,7 @@ struct Findings {
   std::map<std::string, std::vector<double>> by = {};
   // Logarithms of measured times over the chosen one's.
   std::map<std::pair<Index, std::string>, std::vector<double>> fixed = {};
+  std::map<std::string, Index> taken = {};  // how often each was chosen
   json runs = json::array();
 
   // Every candidate of a problem, predicted and measured.
@@ -174,62 +185,75 @@ struct Findings {
 
 void Findings::add(Index number, const Question& q, const Asked& asked, Index rounds, double usual_gemm) {
   const check::Case& c = asked.given;
-  const RankOperands tensors = rank_operands(c, asked.layouts);
   const std::vector<ScheduleOptions> tried = candidates(c);
-  const std::string choice = weft::words(asked.chosen(tried));
+  const std::string choice = asked.chosen(tried);
   std::map<std::string, double> times;
   double best = 1e300;
-  for (const ScheduleOptions& options : tried) {
-    const double forward = simulate(asked.job(options), asked.machine, Pass::forward).seconds,
-                 backward = simulate(asked.job(options), asked.machine, Pass::backward).seconds;
-    const Measured m = measure(c, asked.problem, asked.layouts, tensors, options, asked.world, rounds, usual_gemm);
-    const double error = std::abs((forward + backward) / m.total() - 1);
-    errors.push_back(error);
-    for (const std::string& kind :
-         {std::string(name(options.kind)), fmt::format("{} ranks", c.ranks), std::string(weft::name(c.dtype))})
-      by[kind].push_back(error);
-    by["forward alone"].push_back(std::abs(forward / m.forward - 1));
-    by["backward alone"].push_back(std::abs(backward / m.backward - 1));
-    by["signed, all"].push_back((forward + backward) / m.total() - 1);
-    const std::string said = weft::words(options);
-    times[said] = m.total();
-    best = std::min(best, m.total());
-    if (said == choice) chosen_errors.push_back(error);
-    runs.push_back({{"problem", number},
-                    {"flags", check::flags(c)},
-                    {"ratio", q.ratio},
-                    {"bandwidth", asked.world.bandwidth},
-                    {"latency", asked.world.latency},
-                    {"schedule", said},
-                    {"chosen", said == choice},
-                    {"forward", m.forward},
-                    {"backward", m.backward},
-                    {"predicted_forward", forward},
-                    {"predicted_backward", backward}});
+  for (std::size_t layout = 0; layout < asked.layouts.size(); ++layout) {
+    const RankOperands tensors = rank_operands(c, asked.layouts[layout]);
+    for (const ScheduleOptions& options : tried) {
+      const double forward = simulate(asked.job(layout, options), asked.machine, Pass::forward).seconds,
+                   backward = simulate(asked.job(layout, options), asked.machine, Pass::backward).seconds;
+      const Measured m =
+          measure(c, asked.problem, asked.layouts[layout], tensors, options, asked.world, rounds, usual_gemm);
+      const double error = std::abs((forward + backward) / m.total() - 1);
+      errors.push_back(error);
+      for (const std::string& kind :
+           {std::string(name(options.kind)), fmt::format("{} ranks", c.ranks), std::string(weft::name(c.dtype)),
+            fmt::format("layout {}", weft::name(asked.kinds[layout]))})
+        by[kind].push_back(error);
+      by["forward alone"].push_back(std::abs(forward / m.forward - 1));
+      by["backward alone"].push_back(std::abs(backward / m.backward - 1));
+      by["signed, all"].push_back((forward + backward) / m.total() - 1);
+      const std::string said = asked.said(asked.kinds[layout], options);
+      times[said] = m.total();
+      best = std::min(best, m.total());
+      if (said == choice) chosen_errors.push_back(error);
+      runs.push_back({{"problem", number},
+                      {"flags", check::flags(c)},
+                      {"ratio", q.ratio},
+                      {"bandwidth", asked.world.bandwidth},
+                      {"latency", asked.world.latency},
+                      {"layout", weft::name(asked.kinds[layout])},
+                      {"schedule", weft::words(options)},
+                      {"chosen", said == choice},
+                      {"forward", m.forward},
+                      {"backward", m.backward},
+                      {"predicted_forward", forward},
+                      {"predicted_backward", backward}});
+    }
   }
   const double of_chosen = times.at(choice);
-  for (const auto& [schedule, seconds] : times) fixed[{c.ranks, schedule}].push_back(std::log(seconds / of_chosen));
+  for (const auto& [which, seconds] : times) fixed[{c.ranks, which}].push_back(std::log(seconds / of_chosen));
   fixed[{c.ranks, "the best measured"}].push_back(std::log(best / of_chosen));
+  ++taken[choice];
   losses.push_back(of_chosen / best - 1);
 }
 
 void Findings::print(Index rounds) const {
   const auto count = losses.size();
-  const auto near = std::count_if(losses.begin(), losses.end(), [](double loss) { return loss <= 0.1; });
+  const auto within = [&](double most) {
+    const auto near = std::count_if(losses.begin(), losses.end(), [&](double loss) { return loss <= most; });
+    return fmt::format("within {:.0f} % of the best measured in {} of {} ({:.1f} %)", 100 * most, near, count,
+                       100.0 * static_cast<double>(near) / static_cast<double>(count));
+  };
   fmt::print("\n{} problems, {} runs, {} rounds each, normalised by a gemm in each round\n", count, errors.size(),
              rounds);
   fmt::print("median error {:.1f} % of all runs, {:.1f} % of the chosen ones\n", 100 * median(errors),
              100 * median(chosen_errors));
   for (const auto& [what, of] : by)
     fmt::print("  {:<16}{:>6} runs, median {:+.1f} %\n", what, of.size(), 100 * median(of));
-  fmt::print("the choice (choose_schedule) is within 10 % of the best measured in {} of {} ({:.0f} %), ", near, count,
-             100.0 * static_cast<double>(near) / static_cast<double>(count));
-  fmt::print("median loss {:.1f} %\n", 100 * median(losses));
+  fmt::print("the choice (choose) is {},\n  {}, median loss {:.1f} %, largest {:.1f} %\n", within(0.05), within(0.1),
+             100 * median(losses), 100 * *std::max_element(losses.begin(), losses.end()));
+  fmt::print("chosen:");
+  for (const auto& [which, times] : taken)
+    fmt::print("{} {} x {}", which == taken.begin()->first ? "" : ";", times, which);
+  fmt::print("\n");
   fmt::print("measured time of each fixed choice over that of the chosen one, geometric mean:\n");
   for (const auto& [key, logs] : fixed) {
     double sum = 0;
     for (const double x : logs) sum += x;
-    fmt::print("  {} ranks  {:<34}{:>6.3f}  ({} problems)\n", key.first, key.second,
+    fmt::print("  {} ranks  {:<52}{:>6.3f}  ({} problems)\n", key.first, key.second,
                std::exp(sum / static_cast<double>(logs.size())), logs.size());
   }
 }
