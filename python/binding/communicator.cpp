@@ -150,6 +150,10 @@ class PythonCommunicator : public Communicator {
     const AcquireGil gil;
     return nb::hasattr(transport_, "time_limit") ? nb::cast<double>(transport_.attr("time_limit")) : 300;
   }
+  void check() const override {
+    const AcquireGil gil;
+    if (nb::hasattr(transport_, "check")) call_python(transport_.attr("check"));
+  }
 
  private:
   std::unique_ptr<Request::Pending> start(std::vector<Message> sends, std::vector<Message> receives) override {
@@ -201,8 +205,18 @@ class PythonGpuCommunicator final : public PythonCommunicator {
                   "make a group of those ranks: torch.distributed.new_group");
     if (ranks() > 1) call_python(transport_.attr("meet_on_gpu"), nb::int_(place.device));
     return cuda::make_packed(
-        *this, place, [this](const Place& on, auto sends, auto receives) { return carry(on, sends, receives); },
+        *this, place, signs_, [this](const Place& on, auto sends, auto receives) { return carry(on, sends, receives); },
         collectives());
+  }
+
+  void check() const override {
+    signs_->check();
+    PythonCommunicator::check();
+  }
+
+  void tell(const std::string& disagreement) const {
+    const AcquireGil gil;
+    if (nb::hasattr(transport_, "disagree")) call_python(transport_.attr("disagree"), nb::str(disagreement.c_str()));
   }
 
   // torch's own, which NCCL moves better than messages: a row enters a node once.
@@ -212,8 +226,8 @@ class PythonGpuCommunicator final : public PythonCommunicator {
     for (Index r = 0; r < n; ++r)
       if (members_[at(r)] != r) return {};  // a split in another order, and torch's own are in the order of the group
     return {.all_gather =
-                [this, n](const Place& on, const void* mine, void* all, Index bytes) {
-                  return collective("all_gather", on, mine, {bytes}, all, std::vector<Index>(at(n), bytes));
+                [this, n](const Place& on, const void* mine, void* all, Index bytes, const cuda::GatheredSigns& signs) {
+                  return collective("all_gather", on, mine, {bytes}, all, std::vector<Index>(at(n), bytes), signs);
                 },
             .reduce_scatter =
                 [this, n](const Place& on, const float* parts, float* mine, Index count) {
@@ -230,8 +244,13 @@ class PythonGpuCommunicator final : public PythonCommunicator {
 
   std::unique_ptr<Request::Pending> collective(const char* kind, const Place& place, const void* sent,
                                                const std::vector<Index>& sent_bytes, void* received,
-                                               const std::vector<Index>& received_bytes) const {
+                                               const std::vector<Index>& received_bytes,
+                                               const cuda::GatheredSigns& signs = {}) const {
     const AcquireGil gil;
+    nb::object with = nb::none();
+    if (signs.mine != nullptr)
+      with = nb::make_tuple(on_gpu(signs.mine, signs.bytes, place.device),
+                            on_gpu(signs.all, ranks() * signs.bytes, place.device));
     const auto list = [](const std::vector<Index>& sizes) {
       nb::list out;
       for (const Index size : sizes) out.append(size);
@@ -242,7 +261,7 @@ class PythonGpuCommunicator final : public PythonCommunicator {
     return std::make_unique<Handle>(call_python(
         transport_.attr("collective_on_gpu"), nb::str(kind), on_gpu(const_cast<void*>(sent), out, place.device),
         list(sent_bytes), on_gpu(received, in, place.device), list(received_bytes), nb::int_(place.device),
-        nb::int_(reinterpret_cast<std::uintptr_t>(place.stream))));
+        nb::int_(reinterpret_cast<std::uintptr_t>(place.stream)), with));
   }
 
   std::unique_ptr<Request::Pending> carry(const Place& place, std::span<const cuda::Parcel> sends,
@@ -257,6 +276,9 @@ class PythonGpuCommunicator final : public PythonCommunicator {
     return std::make_unique<Handle>(call_python(transport_.attr("exchange_on_gpu"), to, from, nb::int_(place.device),
                                                 nb::int_(reinterpret_cast<std::uintptr_t>(place.stream))));
   }
+
+  std::shared_ptr<detail::SignsInFlight> signs_ =
+      std::make_shared<detail::SignsInFlight>([this](const std::string& words) { tell(words); });
 };
 #endif
 
@@ -364,6 +386,15 @@ void bind_communicator(nb::module_& m) {
             c.get().all_reduce(&nothing, DType::f64, 1, Reduce::sum).wait();
           },
           "Returns when every rank has called it.")
+      .def(
+          "check",
+          [](Comm& c) {
+            const ReleaseGil others_run;
+            const InTurn turn(c);
+            c.get().check();
+          },
+          "Error if calls on GPUs that had been started were given up since, or if ranks differ in one that has ended. "
+          "Every later call says so too; after the last one, and behind torch.cuda.synchronize(), this does.")
       .def(
           "split",
           [](Comm& c, Index color, Index key) {

@@ -54,17 +54,27 @@ struct SignedPeers {
   bool empty() const { return to.empty() && from.empty(); }
 };
 
-// What a communicator knows of the pass that it is in.
+// What a communicator knows of the pass that it is in. It is the same object in all passes, so that one costs no
+// memory.
 class SignedCalls {
  public:
-  SignedCalls(const CallSign& sign, Index ranks) : sign_(sign), met_(static_cast<std::size_t>(ranks)) {}
+  explicit SignedCalls(Index ranks) : met_(static_cast<std::size_t>(ranks)), to_(met_), from_(met_) {}
 
-  // Both ends of a message call a peer met after the same call, so they agree on which message is the first.
-  SignedPeers meet(Index self, std::span<const Message> sends, std::span<const Message> receives);
+  void begin(const CallSign& sign) { peers_.mine = sign; }
+  // Those whose first message of the pass is in this call; until the next call asks. Both ends of a message call a peer
+  // met after the same call, so they agree on which message is the first.
+  const SignedPeers& meet(Index self, std::span<const Message> sends, std::span<const Message> receives);
+  // The first collective of a pass between all ranks, itself included, whatever messages went before; none for later
+  // ones.
+  const SignedPeers& meet_all();
 
  private:
-  CallSign sign_;
-  std::vector<bool> met_;  // ranks to or from which a message of this pass went
+  using Passes = std::vector<std::uint32_t>;
+  void collect(Index self, std::span<const Message> messages, Passes& seen, std::vector<Index>& into) const;
+
+  SignedPeers peers_;
+  std::uint32_t met_all_ = 0;  // the last pass with a collective
+  Passes met_, to_, from_;     // the last pass in which a message went, and was in a list, of each rank
 };
 
 // A call of a transport of the host's memory: fingerprints are messages of their own, before all others, and wait()
@@ -78,7 +88,7 @@ std::unique_ptr<Request::Pending> signed_call(const Communicator& communicator, 
 // passes in the same order.
 class SignedPass {
  public:
-  SignedPass(Communicator& communicator, CallSign sign, PassKind kind);
+  SignedPass(Communicator& communicator, const CallSign& sign, PassKind kind);
   ~SignedPass();
   SignedPass(const SignedPass&) = delete;
   SignedPass& operator=(const SignedPass&) = delete;

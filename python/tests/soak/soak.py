@@ -199,8 +199,8 @@ class Soak:
 
 
 def figures(held):
-    resident, heap, threads, files, children, device = held
-    sizes = [("resident", resident), ("heap", heap), ("GPU", device)]
+    resident, heap, threads, files, children, device, anonymous = held
+    sizes = [("resident", resident), ("of it no file's", anonymous), ("heap", heap), ("GPU", device)]
     memory = [f"{name} {size / 2**20:,.1f} MiB" for name, size in sizes if size]
     return f"{', '.join(memory)}, {threads} threads, {files} files, {children} children"
 

@@ -26,7 +26,7 @@ class ThreadCommunicator final : public Communicator {
     return std::make_unique<Exchange>(self_, calls_++, std::move(sends), std::move(receives), peers.mine);
   }
   void show_sign(const detail::CallSign& sign) override {
-    const Lock lock(self_.world->mutex);
+    const Lock lock(self_.group->shown_mutex);
     self_.group->shown[rank()][sign.number() % Group::kShown] = sign;
   }
   std::unique_ptr<Communicator> make_split(Index color, Index key) override;
