@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
-"""Branch coverage of some rooms by their tests: builds them with gcov's counters, all else as always, and prints a table.
+"""Branch coverage of some rooms by their tests: compiles them again with gcov's counters, puts them into the programs of a build
+in place of its own, runs these, and prints a table.
 
-    tools/coverage.py                      build/coverage; src/run, src/prepare and python/binding by their tests
+    tools/coverage.py                      src/run, src/prepare and python/binding, by the programs of build/release
     tools/coverage.py --missed src/run     also each line of a room with a branch that was never taken
     tools/coverage.py --report             what the counters of an earlier run say, without a run
 
@@ -18,19 +19,12 @@ import subprocess
 import sys
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "tools/mutate"))
+import build as mutate
+
 ROOMS = ["src/run", "src/prepare", "python/binding"]
 UNIT = ["unit_run", "unit_prepare", "out_of_memory_test", "leaks_test"]
 PYTEST = ["python/tests/core", "python/tests/pytorch"]
-
-
-def compile_one(command):
-    """As a launcher of the compiler: with counters, and without optimisation, where the source is of one of the rooms."""
-    source = command[command.index("-c") + 1] if "-c" in command else ""
-    own = any(f"{ROOT}/{room}/" in source or f"unity_{room.replace('/', '_')}_" in source for room in ROOMS)
-    own = own or "weft_python.dir/Unity" in source
-    cached = ["ccache"] if shutil.which("ccache") and not own else []
-    command = [*cached, *command, *(["--coverage", "-O0", "-Wno-error"] if own else [])]
-    os.execvp(command[0], command)
 
 
 def run(*command, **options):
@@ -38,22 +32,43 @@ def run(*command, **options):
     return subprocess.run([str(word) for word in command], cwd=ROOT, check=False, **options).returncode
 
 
-def build(folder, jobs):
-    launcher = f"{sys.executable};{__file__};--compile"
-    flags = [f"-DCMAKE_{kind}_LINKER_FLAGS=--coverage" for kind in ("EXE", "SHARED", "MODULE")]
-    wrong = run("cmake", "--preset", "release", "-B", folder, f"-DCMAKE_CXX_COMPILER_LAUNCHER={launcher}", *flags)
-    return wrong or run("cmake", "--build", folder, "-j", jobs, "--target", *UNIT, "weft_python", "weft_command")
+def link(build, program, counted, out):
+    """A program with the objects that count in place of its own, or before the library that has them too."""
+    argv = [str(counted.get(word, word)) for word in program.link]
+    argv[argv.index("-o") + 1] = str(out)
+    first = next(i for i, word in enumerate(argv) if word.endswith(".o"))
+    argv[first:first] = [str(made) for obj, made in counted.items() if obj in build.objects and obj not in program.own]
+    subprocess.run([*argv, "--coverage"], cwd=build.folder, check=True)
 
 
-def test(folder):
-    for file in folder.rglob("*.gcda"):
+def make(folder, out):
+    """The programs, in `out`; the package with its module in out/python."""
+    build, counted = mutate.Build(ROOT, folder), {}
+    for obj, source in build.sources.items():
+        if obj not in build.objects and "weft_python.dir" not in obj:
+            continue
+        units = (folder / obj.removesuffix(".o")).read_text() if "/Unity/" in source else source
+        if any(f"{room}/" in units for room in ROOMS):
+            counted[obj] = out / f"{len(counted)}.o"
+            if not build.compile(obj, out / "none", counted[obj], flags=["-O0", "--coverage"]):
+                sys.exit(f"{source} does not compile with --coverage")
+    (module,) = (folder / "python/weft").glob("_core*.so")
+    shutil.rmtree(out / "python", ignore_errors=True)
+    shutil.copytree(folder / "python", out / "python")
+    programs = {f"tests/{name}": out / name for name in UNIT} | {"weft": out / "weft"}
+    programs[str(module.relative_to(folder))] = out / module.relative_to(folder)
+    for target, program in programs.items():
+        link(build, mutate.Program(build, target), counted, program)
+
+
+def test(out, quick):
+    for file in out.rglob("*.gcda"):
         file.unlink()
-    failed = sum(run(folder / "tests" / program, "--gtest_brief=1") != 0 for program in UNIT)
-    weft = folder / "weft"
-    failed += run(weft, "verify", "--random", 200, "--schedule", "all", "--trees", stdout=subprocess.DEVNULL) != 0
-    failed += run(weft, "verify", "--random", 100, "--micro", 3, stdout=subprocess.DEVNULL) != 0
-    environment = {**os.environ, "PYTHONPATH": str(folder / "python")}
-    for tests in PYTEST:
+    failed = sum(run(out / program, "--gtest_brief=1") != 0 for program in UNIT)
+    for words in (["--schedule", "all", "--trees"], ["--micro", 3]):
+        failed += run(out / "weft", "verify", "--random", 100, *words, stdout=subprocess.DEVNULL) != 0
+    environment = {**os.environ, "PYTHONPATH": str(out / "python")}
+    for tests in PYTEST[:1 if quick else None]:
         words = ["-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-m", "not long", tests]
         failed += run(sys.executable, *words, env=environment) != 0
     return failed
@@ -112,21 +127,19 @@ def report(branches, lines, missed):
 
 
 def main():
-    if sys.argv[1:2] == ["--compile"]:
-        compile_one(sys.argv[2:])
     args = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    args.add_argument("--build", type=pathlib.Path, default=ROOT / "build/coverage")
-    args.add_argument("--jobs", type=int, default=os.cpu_count())
+    args.add_argument("--build", type=pathlib.Path, default=ROOT / "build/release")
     args.add_argument("--report", action="store_true")
+    args.add_argument("--quick", action="store_true", help="without torch's operators")
     args.add_argument("--missed", action="append", default=[], metavar="ROOM")
     args = args.parse_args()
-    folder = args.build.resolve()
+    folder, out = args.build.resolve(), ROOT / "build/coverage"
     failed = 0
     if not args.report:
-        if build(folder, args.jobs):
-            return 1
-        failed = test(folder)
-    report(*measure(folder), args.missed)
+        out.mkdir(parents=True, exist_ok=True)
+        make(folder, out)
+        failed = test(out, args.quick)
+    report(*measure(out), args.missed)
     return int(failed > 0)
 
 

@@ -96,29 +96,32 @@ std::optional<CallSign> sign_from_text(const std::string& words) {
   return next == end && sign.given() ? std::optional(sign) : std::nullopt;
 }
 
-void SignedCalls::collect(Index self, std::span<const Message> messages, Passes& seen, Ranks& into) const {
+void SignedCalls::collect(Index self, std::span<const Message> messages, std::uint32_t Met::* seen, Ranks& into) {
   const std::uint32_t pass = peers_.mine.number();
   into.clear();
   for (const Message& m : messages) {
-    if (m.peer == self || met_[at(m.peer)] == pass || seen[at(m.peer)] == pass || m.size() == 0) continue;
-    seen[at(m.peer)] = pass;
+    Met& met = met_[at(m.peer)];
+    if (m.peer == self || met.pass == pass || met.*seen == pass || m.size() == 0) continue;
+    met.*seen = pass;
     into.push_back(m.peer);
   }
 }
 
 const SignedPeers& SignedCalls::meet(Index self, std::span<const Message> sends, std::span<const Message> receives) {
-  collect(self, sends, to_, peers_.to);
-  collect(self, receives, from_, peers_.from);
+  collect(self, sends, &Met::to, peers_.to);
+  collect(self, receives, &Met::from, peers_.from);
   for (const Ranks* ranks : {&peers_.to, &peers_.from})
-    for (const Index peer : *ranks) met_[at(peer)] = peers_.mine.number();
+    for (const Index peer : *ranks) met_[at(peer)].pass = peers_.mine.number();
   return peers_;
 }
 
 const SignedPeers& SignedCalls::meet_all() {
   peers_.to.clear();
   if (std::exchange(met_all_, peers_.mine.number()) != peers_.mine.number()) {
-    for (std::size_t peer = 0; peer < met_.size(); ++peer) peers_.to.push_back(static_cast<Index>(peer));
-    std::fill(met_.begin(), met_.end(), peers_.mine.number());
+    for (std::size_t peer = 0; peer < met_.size(); ++peer) {
+      peers_.to.push_back(static_cast<Index>(peer));
+      met_[peer].pass = peers_.mine.number();
+    }
   }
   peers_.from = peers_.to;
   return peers_;

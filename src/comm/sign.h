@@ -58,7 +58,7 @@ struct SignedPeers {
 // memory.
 class SignedCalls {
  public:
-  explicit SignedCalls(Index ranks) : met_(static_cast<std::size_t>(ranks)), to_(met_), from_(met_) {}
+  explicit SignedCalls(Index ranks) : met_(static_cast<std::size_t>(ranks)) {}
 
   void begin(const CallSign& sign) { peers_.mine = sign; }
   // Those whose first message of the pass is in this call; until the next call asks. Both ends of a message call a peer
@@ -69,12 +69,15 @@ class SignedCalls {
   const SignedPeers& meet_all();
 
  private:
-  using Passes = std::vector<std::uint32_t>;
-  void collect(Index self, std::span<const Message> messages, Passes& seen, std::vector<Index>& into) const;
+  // The last pass in which a message went to or from a rank, and in which it was in either list.
+  struct Met {
+    std::uint32_t pass = 0, to = 0, from = 0;
+  };
+  void collect(Index self, std::span<const Message> messages, std::uint32_t Met::* seen, std::vector<Index>& into);
 
   SignedPeers peers_;
   std::uint32_t met_all_ = 0;  // the last pass with a collective
-  Passes met_, to_, from_;     // the last pass in which a message went, and was in a list, of each rank
+  std::vector<Met> met_;       // [ranks]
 };
 
 // A call of a transport of the host's memory: fingerprints are messages of their own, before all others, and wait()

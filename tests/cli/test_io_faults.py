@@ -7,9 +7,9 @@ import subprocess
 
 import pytest
 
-MACHINE = '{"base": "h100-400g", "name": "mine"}'
+MACHINE = '{"name": "mine", "levels": [{"bandwidth": 1e11}], "kernels": [{"flops": 1e14}]}'
 COMMANDS = {
-    "explain": ["explain", "--docs", "8,5,11", "--ranks", "2", "--html", "page", "--json", "numbers", "--svg", "picture"],
+    "explain": ["explain", "--docs", "8,5,11", "--ranks", "2", "--html", "page", "--svg", "picture"],
     "simulate": ["simulate", "--docs", "64,32", "--ranks", "2", "--schedule", "ring", "--machine", "machine.json", "--json", "numbers"],
     "verify": ["verify", "--docs", "8,5", "--json", "numbers"],
     "slices": ["explain", "--docs", "8", "--slices", "slices.json", "--json", "numbers"],

@@ -74,7 +74,8 @@ TEST(SignedCalls, OneCollectiveCarriesThem) {
   sign.parts[CallSign::pass] = 4;
   float x = 0;
   const std::vector<Message> to_next = {{1, {{.data = &x, .rows = 1, .bytes = sizeof x}}}};
-  SignedCalls calls(sign, 3);
+  SignedCalls calls(3);
+  calls.begin(sign);
   EXPECT_EQ(calls.meet(0, to_next, {}).to, std::vector<Index>{1});
   const detail::SignedPeers all = calls.meet_all();
   EXPECT_EQ(all.to, (std::vector<Index>{0, 1, 2}));
@@ -82,6 +83,11 @@ TEST(SignedCalls, OneCollectiveCarriesThem) {
   EXPECT_EQ(all.mine, sign);
   EXPECT_TRUE(calls.meet_all().empty());
   EXPECT_TRUE(calls.meet(0, std::vector<Message>{{2, to_next[0].blocks}}, to_next).empty());
+  sign.parts[CallSign::pass] = 8;  // the next pass
+  calls.begin(sign);
+  EXPECT_EQ(calls.meet(0, to_next, to_next).from, std::vector<Index>{1});
+  EXPECT_TRUE(calls.meet(0, to_next, to_next).empty());
+  EXPECT_EQ(calls.meet_all().to.size(), 3u);
 }
 
 }  // namespace

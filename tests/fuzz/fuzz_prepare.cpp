@@ -13,6 +13,7 @@
 
 #include "bytes.h"
 #include "check/by_micro.h"
+#include "check/by_schedule.h"
 #include "check/tensors.h"
 #include "index.h"
 #include "weft/error.h"
@@ -25,6 +26,8 @@ namespace {
 
 using weft::at;
 using weft::Index;
+using weft::max_of;
+using weft::min_of;
 using weft::fuzz::ByteChoices;
 using weft::fuzz::hostile;
 using List = std::vector<Index>;
@@ -113,14 +116,14 @@ void check_windows(const weft::MicroSequences& micros, const weft::Stream& docum
     for (Index m = 0; m < micros.micros(); ++m) {
       const weft::Window w = micros.window(rank, m);
       expect(w.rows() == micros.local(m) && w.begin >= rows.begin && w.end <= rows.end, "the size of a window");
-      const List document = w.document_index_q(), position = w.position_index();
-      expect(sum(w.lengths) == w.rows() && static_cast<Index>(document.size()) == w.rows(), "the rows of a window");
+      const List entry = w.document_index_q(), position = w.position_index();
+      expect(sum(w.lengths) == w.rows() && static_cast<Index>(entry.size()) == w.rows(), "the rows of a window");
       expect(w.cu_seqlens_q.back() == w.rows() && w.cu_seqlens_k.back() == w.keys() && w.cu_seqlens_k.front() == 0,
              "the offsets of a window");
       for (Index token = w.begin; token < w.end; ++token) {
         ++met[at(token - rows.begin)];
         expect(micros.micro_of(token) == m, "the micro-sequence of a token");
-        const Index n = document[at(token - w.begin)];
+        const Index n = w.documents[at(entry[at(token - w.begin)] - 1)];
         if (n == weft::kNoDocument) continue;
         expect(token >= documents.offset(n) && token < documents.offset(n) + documents.used(n), "a token's document");
         if (n > 0) expect(position[at(token - w.begin)] == token - documents.offset(n), "a token's position");

@@ -227,6 +227,7 @@ def arguments(words):
 def main(words=None):
     args = arguments(words)
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+    watch.use_one_arena()
     import torch
     import weft
 

@@ -27,7 +27,8 @@ class ThreadCommunicator final : public Communicator {
   }
   void show_sign(const detail::CallSign& sign) override {
     const Lock lock(self_.group->shown_mutex);
-    self_.group->shown[rank()][sign.number() % Group::kShown] = sign;
+    if (self_.group->shown.empty()) self_.group->shown.resize(self_.group->members.size());
+    self_.group->shown[at(rank())][sign.number() % Group::kShown] = sign;
   }
   std::unique_ptr<Communicator> make_split(Index color, Index key) override;
 #ifdef WEFT_WITH_CUDA

@@ -67,7 +67,7 @@ struct Group {
   std::map<Index, std::shared_ptr<Call>> calls;      // by number; those that not all members have posted
   std::map<std::tuple<Index, Index>, Split> splits;  // by call and color
   std::mutex shown_mutex;                            // guards the next
-  std::map<Index, Shown> shown;                      // by member
+  std::vector<Shown> shown;                          // by member; none before the first pass
 #ifdef WEFT_WITH_CUDA
   struct Boards {
     std::shared_ptr<cuda::Board> board;
@@ -129,9 +129,9 @@ struct Member {
   std::vector<detail::RankSign> shown_signs() const {
     const Lock lock(group->shown_mutex);
     std::vector<detail::RankSign> all;
-    for (const auto& [member, shown] : group->shown)
-      for (const detail::CallSign& sign : shown)
-        if (member != rank && sign.given()) all.emplace_back(member, sign);
+    for (std::size_t member = 0; member < group->shown.size(); ++member)
+      for (const detail::CallSign& sign : group->shown[member])
+        if (static_cast<Index>(member) != rank && sign.given()) all.emplace_back(static_cast<Index>(member), sign);
     return all;
   }
 };
