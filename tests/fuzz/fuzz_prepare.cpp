@@ -167,6 +167,10 @@ void attend(ByteChoices& bytes) {
   if (c.ranks < 1 || c.ranks > 3 || way.micros > 6) return;
   try {
     if (!weft::fuzz::small(c, 3) || c.k || micro_refusal(c, problem_of(c), way)) return;
+  } catch (const weft::Error&) {  // even work wants a token a rank
+    return;
+  }
+  try {
     weft::check::Oracle oracle(c, weft::check::executor_arithmetic(c));
     const weft::check::AttendReport report = check_micro(oracle, way);
     if (report.ok()) return;
@@ -278,8 +282,9 @@ void grow_tree(ByteChoices& bytes) {
 void tree_of_sequences(ByteChoices& bytes) {
   List tokens = numbers(bytes, 60, 2), cu_seqlens{0};
   const auto total = static_cast<Index>(tokens.size());
-  while (cu_seqlens.back() < total) cu_seqlens.push_back(min_of(cu_seqlens.back() + bytes.pick(0, 12), total));
-  if (cu_seqlens.size() > kMostRows) return;
+  for (Index n = bytes.pick(0, 20); n > 0; --n)
+    cu_seqlens.push_back(min_of(cu_seqlens.back() + bytes.pick(0, 12), total));
+  cu_seqlens.push_back(total);
   if (bytes.one_in(3)) weft::fuzz::spoil_entry(bytes, cu_seqlens);
   try {
     const weft::Tree tree = weft::Tree::from_sequences(tokens, cu_seqlens);
