@@ -129,6 +129,29 @@ struct Alone final : Request::Pending {
 };
 #endif
 
+// A call whose fingerprints are compared. That they differ is told to the transport before the error unwinds other
+// calls, so that ranks which learn of it from those learn why.
+class SignedPending final : public Request::Pending {
+ public:
+  SignedPending(std::unique_ptr<Request::Pending> inner, nb::handle transport)
+      : inner_(std::move(inner)), transport_(transport) {}
+
+  void wait() override {
+    try {
+      inner_->wait();
+    } catch (const Error& e) {  // what the transport raises is Python's
+      const AcquireGil gil;
+      if (nb::hasattr(transport_, "fail"))
+        call_python(transport_.attr("fail"), nb::str(text("cannot go on: ", e.problem()).c_str()));
+      throw;
+    }
+  }
+
+ private:
+  std::unique_ptr<Request::Pending> inner_;
+  nb::handle transport_;  // of the communicator, which outlives its calls
+};
+
 class PythonCommunicator : public Communicator {
  public:
   // `members`: ranks of the transport.
@@ -160,6 +183,16 @@ class PythonCommunicator : public Communicator {
     for (auto* list : {&sends, &receives})
       for (Message& m : *list) m.peer = members_[at(m.peer)];
     return std::make_unique<PythonPending>(transport_, members_[at(rank())], std::move(sends), std::move(receives));
+  }
+
+  std::unique_ptr<Request::Pending> start_signed(std::vector<Message> sends, std::vector<Message> receives,
+                                                 const detail::SignedPeers& peers) override {
+    return std::make_unique<SignedPending>(
+        detail::signed_call(*this, peers, std::move(sends), std::move(receives),
+                            [this](std::vector<Message> to, std::vector<Message> from) {
+                              return start(std::move(to), std::move(from));
+                            }),
+        transport_);
   }
 
   // Ranks of one color use the same transport: both ends of a pair make the same calls in the same order.
