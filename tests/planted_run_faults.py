@@ -35,6 +35,7 @@ STRICT, EXECUTOR = ("unit_run", "Strict.*"), ("unit_run", "Executor.EqualsTheRef
 KV, CHECKED, SEALS = ("unit_prepare", "KvBuffer.*:KvDrop.*:KvTree.*"), ("unit_run", "Checked.*"), ("unit_comm", "CheckedMessages.*")
 ROWS = ("unit_rows", "*")
 COMM, GLOO = ("unit_comm", "Communicator.*:Request.*"), ("pytest", "python/tests/distributed/test_transport.py")
+RANKS = ("pytest", "python/tests/distributed/test_distributed.py")
 STEPS = ("pytest", "python/tests/pytorch/test_tree_micro.py")
 
 FAULTS = [Fault(*fault[:4], *fault[4]) for fault in [
@@ -176,6 +177,17 @@ FAULTS = [Fault(*fault[:4], *fault[4]) for fault in [
      "  waiting_ = true;\n  deliver_aside(lock);", "  waiting_ = true;", COMM),
     ("where a rank has left, nobody looks at what it has shown of its pass", "src/comm/threads/exchange.cpp",
      "if (!found && mine_->sign.given())", "if (false)", ("unit_run", "DisagreesInPass.*")),
+    ("ranks that differ in anything but the pass are taken for alike", "src/comm/threads/exchange.cpp",
+     "!post->sign.given() || post->sign == mine_->sign;", "!post->sign.given() || post->sign.number() == mine_->sign.number();",
+     ("unit_run", "*Disagrees*")),
+    ("fingerprints that came in a stream are thrown away", "src/comm/signs_in_flight.h", "      if (!found) continue;\n",
+     "      continue;\n", ("unit_comm", "SignsInFlight.*")),
+    ("memory that a stream may still write to is given back", "src/comm/signs_in_flight.h",
+     "      if (!signs->came()) signs->abandon();\n", "      static_cast<void>(signs);\n", ("unit_comm", "SignsInFlight.*")),
+    ("what the transport knows of fingerprints that differ is not asked", "src/comm/signs_in_flight.h",
+     "      if (tell_ != nullptr) tell_(*found);\n", "", ("unit_comm", "SignsInFlight.*")),
+    ("a rank's fingerprint goes with the first pass alone", "src/comm/sign.cpp", "met.pass == pass ||", "met.pass != 0 ||",
+     ("unit_comm", "SignedCalls.*")),
     ("ranks of a split come in the order of their numbers, not of their keys", "src/comm/split.cpp",
      "  std::sort(all.begin(), all.end());", "", COMM),
     # K/V buffers and caches.
@@ -228,6 +240,11 @@ FAULTS = [Fault(*fault[:4], *fault[4]) for fault in [
     ("the gradient of a change of layout goes the way of the rows", "python/weft/torch/relayout.py",
      "gradient, receive, ctx.receive_counts, send, ctx.send_counts, ctx.rows", "gradient, send, ctx.send_counts, receive, ctx.receive_counts, ctx.rows",
      ("pytest", "python/tests/pytorch/test_any_order.py")),
+    ("a rank whose stream waits does not learn that another has given up", TRANSPORT, "        elif failed and waits():",
+     "        elif False:", RANKS),
+    ("fingerprints of an earlier pass are believed where NCCL was given up", TRANSPORT,
+     "        if self.broken:  # where NCCL was given up, those of an earlier pass may lie there\n            raise self._again()\n"
+     "        if self.has_nccl_error():\n            raise self._nccl_error()\n", "", RANKS),
     ("messages over gloo have no number", TRANSPORT, "(number * 1000003 + size) % _TAGS", "size % _TAGS", GLOO),
     ("a rank that gives up an exchange over gloo tells nobody", TRANSPORT,
      '            self.transport.fail("gave up an exchange after an error")\n', "", GLOO),

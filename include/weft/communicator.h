@@ -159,9 +159,10 @@ class WEFT_API Communicator {
   // build without CUDA.
   std::unique_ptr<DeviceCommunicator> on(const Place& place);
 
-  // Error if calls on GPUs that had been started were given up since, because a rank failed. Such calls are ordered in
-  // a stream and end there as if all were well; the next call says so too, but after the last one only this does.
-  void check() const;
+  // Error if calls on GPUs that had been started were given up since, because a rank failed, or if ranks differ in one
+  // that has ended. Such calls are ordered in a stream and end there as if all were well; the next call says so too,
+  // but after the last one only this does.
+  virtual void check() const;
   // The last 64 calls of this rank, here and on GPUs, a line each, oldest first: number, pass and step, peers, bytes,
   // age and state.
   std::string flight_record() const;
@@ -191,6 +192,8 @@ class WEFT_API Communicator {
   // Calls are counted by another one.
   Communicator(Index rank, Index ranks, Communicator& counts) : rank_(rank), ranks_(ranks), counts_(&counts) {}
 
+  // For a transport's own all_gather: the fingerprint that travels with the first one of a pass; no peers: none does.
+  detail::SignedPeers sign_collective();
   // Of calls of this communicator and of those whose calls it counts.
   const std::shared_ptr<detail::FlightRecorder>& recorder() const;
 
@@ -232,7 +235,8 @@ class WEFT_API Communicator {
   Index rank_, ranks_;
   Communicator* counts_ = this;
   std::uint32_t passes_ = 0;                    // begun on this communicator
-  std::shared_ptr<detail::SignedCalls> signs_;  // of the pass that it is in; null: none
+  std::shared_ptr<detail::SignedCalls> signs_;  // of the last pass; null before the first
+  bool in_pass_ = false;
   Traffic traffic_;
   Index node_ = 1;                        // ranks of a node
   std::shared_ptr<detail::Calls> calls_;  // none before somebody asks

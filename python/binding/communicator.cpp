@@ -1,7 +1,6 @@
 #include "communicator.h"
 
 #include <algorithm>
-#include <deque>
 #include <numeric>
 #include <optional>
 #include <vector>
@@ -13,13 +12,13 @@
 #include <nanobind/stl/unique_ptr.h>
 #include <nanobind/stl/vector.h>
 
-#include "comm/letter.h"
 #ifdef WEFT_WITH_CUDA
 #include "comm/cuda/transports.h"
 #endif
 #include "gil.h"
 #include "index.h"
 #include "module.h"
+#include "pending.h"
 #include "tensor.h"
 #include "text.h"
 #include "weft/error.h"
@@ -29,92 +28,6 @@ namespace weft::python {
 namespace {
 
 using namespace nb::literals;
-
-nb::object as_bytes(const Packed& packed) {
-  const std::size_t shape[] = {at(packed.size)};
-  return nb::cast(nb::ndarray<nb::numpy, std::uint8_t>(packed.data, 1, shape, nb::none()));
-}
-
-// Sends and receives of a transport that are in flight.
-class Handle final : public Request::Pending {
- public:
-  explicit Handle(nb::object handle) : handle_(std::move(handle)) {}
-  Handle(const Handle&) = delete;
-  ~Handle() override {
-    const AcquireGil gil;
-    if (!done_) {
-      try {
-        call_python(handle_.attr("abandon"));
-      } catch (nb::python_error& e) {
-        e.discard_as_unraisable("giving up an exchange");
-      }
-    }
-    handle_.reset();
-  }
-
-  void wait() override {
-    const AcquireGil gil;
-    call_python(handle_.attr("wait"));
-    done_ = true;
-  }
-
- private:
-  nb::object handle_;
-  bool done_ = false;
-};
-
-// Deques, because pointers to their elements must stay valid.
-class PythonPending final : public Request::Pending {
- public:
-  PythonPending(nb::handle transport, Index rank, std::vector<Message> sends, std::vector<Message> receives) {
-    std::deque<Packed*> to_self;
-    for (Letter& letter : letters_of(std::move(sends), rank)) {
-      const bool self = letter.front().peer == rank;
-      Packed& p = sends_.emplace_back(packed(std::move(letter), !self));
-      if (!p.own.empty()) pack(p);
-      if (self) to_self.push_back(&p);
-    }
-    for (Letter& letter : letters_of(std::move(receives), rank)) {
-      const Message& m = letter.back();
-      const bool self = m.peer == rank, add = adds(m.combine);
-      if (self) {
-        if (to_self.empty() || to_self.front()->size != m.size())
-          throw Error(text("rank ", rank, " receives ", m.size(), " bytes from itself and sends ",
-                           to_self.empty() ? 0 : to_self.front()->size),
-                      "name as many bytes on both sides");
-        from_self_.emplace_back(to_self.front(), std::move(letter));
-        to_self.pop_front();
-        order_.push_back({true, from_self_.size() - 1});
-      } else {
-        receives_.emplace_back(packed(std::move(letter), !add));
-        order_.push_back({false, receives_.size() - 1});
-      }
-    }
-    const AcquireGil gil;
-    nb::list to, from;
-    for (const Packed& p : sends_)
-      if (p.peer() != rank && p.size > 0) to.append(nb::make_tuple(p.peer(), as_bytes(p)));
-    for (const Packed& p : receives_)
-      if (p.size > 0) from.append(nb::make_tuple(p.peer(), as_bytes(p)));
-    handle_ = std::make_unique<Handle>(call_python(transport.attr("exchange"), to, from));
-  }
-
-  void wait() override {
-    handle_->wait();
-    for (const auto& [self, i] : order_) {
-      if (self)
-        unpack(*from_self_[i].first, from_self_[i].second);
-      else
-        unpack(receives_[i], receives_[i].letter);
-    }
-  }
-
- private:
-  std::deque<Packed> sends_, receives_;
-  std::vector<std::pair<Packed*, Letter>> from_self_;
-  std::vector<std::pair<bool, std::size_t>> order_;  // of receives, as given: sums are made in it
-  std::unique_ptr<Handle> handle_;                   // goes first: it may use the others' memory
-};
 
 #ifdef WEFT_WITH_CUDA
 nb::object on_gpu(void* data, Index bytes, int device) {
@@ -150,12 +63,26 @@ class PythonCommunicator : public Communicator {
     const AcquireGil gil;
     return nb::hasattr(transport_, "time_limit") ? nb::cast<double>(transport_.attr("time_limit")) : 300;
   }
+  void check() const override {
+    const AcquireGil gil;
+    if (nb::hasattr(transport_, "check")) call_python(transport_.attr("check"));
+  }
 
  private:
   std::unique_ptr<Request::Pending> start(std::vector<Message> sends, std::vector<Message> receives) override {
     for (auto* list : {&sends, &receives})
       for (Message& m : *list) m.peer = members_[at(m.peer)];
     return std::make_unique<PythonPending>(transport_, members_[at(rank())], std::move(sends), std::move(receives));
+  }
+
+  std::unique_ptr<Request::Pending> start_signed(std::vector<Message> sends, std::vector<Message> receives,
+                                                 const detail::SignedPeers& peers) override {
+    return std::make_unique<SignedPending>(
+        detail::signed_call(*this, peers, std::move(sends), std::move(receives),
+                            [this](std::vector<Message> to, std::vector<Message> from) {
+                              return start(std::move(to), std::move(from));
+                            }),
+        transport_);
   }
 
   // Ranks of one color use the same transport: both ends of a pair make the same calls in the same order.
@@ -201,8 +128,18 @@ class PythonGpuCommunicator final : public PythonCommunicator {
                   "make a group of those ranks: torch.distributed.new_group");
     if (ranks() > 1) call_python(transport_.attr("meet_on_gpu"), nb::int_(place.device));
     return cuda::make_packed(
-        *this, place, [this](const Place& on, auto sends, auto receives) { return carry(on, sends, receives); },
+        *this, place, signs_, [this](const Place& on, auto sends, auto receives) { return carry(on, sends, receives); },
         collectives());
+  }
+
+  void check() const override {
+    signs_->check();
+    PythonCommunicator::check();
+  }
+
+  void tell(const std::string& disagreement) const {
+    const AcquireGil gil;
+    if (nb::hasattr(transport_, "disagree")) call_python(transport_.attr("disagree"), nb::str(disagreement.c_str()));
   }
 
   // torch's own, which NCCL moves better than messages: a row enters a node once.
@@ -212,8 +149,8 @@ class PythonGpuCommunicator final : public PythonCommunicator {
     for (Index r = 0; r < n; ++r)
       if (members_[at(r)] != r) return {};  // a split in another order, and torch's own are in the order of the group
     return {.all_gather =
-                [this, n](const Place& on, const void* mine, void* all, Index bytes) {
-                  return collective("all_gather", on, mine, {bytes}, all, std::vector<Index>(at(n), bytes));
+                [this, n](const Place& on, const void* mine, void* all, Index bytes, const cuda::GatheredSigns& signs) {
+                  return collective("all_gather", on, mine, {bytes}, all, std::vector<Index>(at(n), bytes), signs);
                 },
             .reduce_scatter =
                 [this, n](const Place& on, const float* parts, float* mine, Index count) {
@@ -230,8 +167,13 @@ class PythonGpuCommunicator final : public PythonCommunicator {
 
   std::unique_ptr<Request::Pending> collective(const char* kind, const Place& place, const void* sent,
                                                const std::vector<Index>& sent_bytes, void* received,
-                                               const std::vector<Index>& received_bytes) const {
+                                               const std::vector<Index>& received_bytes,
+                                               const cuda::GatheredSigns& signs = {}) const {
     const AcquireGil gil;
+    nb::object with = nb::none();
+    if (signs.mine != nullptr)
+      with = nb::make_tuple(on_gpu(signs.mine, signs.bytes, place.device),
+                            on_gpu(signs.all, ranks() * signs.bytes, place.device));
     const auto list = [](const std::vector<Index>& sizes) {
       nb::list out;
       for (const Index size : sizes) out.append(size);
@@ -242,7 +184,7 @@ class PythonGpuCommunicator final : public PythonCommunicator {
     return std::make_unique<Handle>(call_python(
         transport_.attr("collective_on_gpu"), nb::str(kind), on_gpu(const_cast<void*>(sent), out, place.device),
         list(sent_bytes), on_gpu(received, in, place.device), list(received_bytes), nb::int_(place.device),
-        nb::int_(reinterpret_cast<std::uintptr_t>(place.stream))));
+        nb::int_(reinterpret_cast<std::uintptr_t>(place.stream)), with));
   }
 
   std::unique_ptr<Request::Pending> carry(const Place& place, std::span<const cuda::Parcel> sends,
@@ -257,6 +199,9 @@ class PythonGpuCommunicator final : public PythonCommunicator {
     return std::make_unique<Handle>(call_python(transport_.attr("exchange_on_gpu"), to, from, nb::int_(place.device),
                                                 nb::int_(reinterpret_cast<std::uintptr_t>(place.stream))));
   }
+
+  std::shared_ptr<detail::SignsInFlight> signs_ =
+      std::make_shared<detail::SignsInFlight>([this](const std::string& words) { tell(words); });
 };
 #endif
 
@@ -364,6 +309,15 @@ void bind_communicator(nb::module_& m) {
             c.get().all_reduce(&nothing, DType::f64, 1, Reduce::sum).wait();
           },
           "Returns when every rank has called it.")
+      .def(
+          "check",
+          [](Comm& c) {
+            const ReleaseGil others_run;
+            const InTurn turn(c);
+            c.get().check();
+          },
+          "Error if calls on GPUs that had been started were given up since, or if ranks differ in one that has ended. "
+          "Every later call says so too; after the last one, and behind torch.cuda.synchronize(), this does.")
       .def(
           "split",
           [](Comm& c, Index color, Index key) {

@@ -69,8 +69,11 @@ class InTurn {
 // whose wait() returns when all is done, and whose abandon() makes sure that nobody touches the arrays any more.
 // `reaches_gpus`: it also has exchange_on_gpu(sends, receives, device, stream), for bytes on a GPU as objects with
 // __dlpack__, all in the order of the stream, and meet_on_gpu(device), which all ranks call before the first of them.
-// It may have collective_on_gpu(kind, sent, bytes to each rank, received, bytes from each rank, device, stream), too,
-// for all_gather, reduce_scatter (of f32) and all_to_all. Without it bytes of a GPU go as the library sends them.
+// It may have collective_on_gpu(kind, sent, bytes to each rank, received, bytes from each rank, device, stream, signs),
+// too, for all_gather, reduce_scatter (of f32) and all_to_all. signs: None, or what a rank has for all and where those
+// of all go, which an all_gather moves in the same launch. disagree(words), if it is there, is called when ranks differ
+// in what such a call or exchange_on_gpu has brought, and raises; check() raises if calls were given up. Without
+// reaches_gpus bytes of a GPU go as the library sends them.
 std::unique_ptr<Comm> make_python_communicator(Index rank, Index ranks, std::string name, nb::object transport,
                                                bool reaches_gpus);
 

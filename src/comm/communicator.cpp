@@ -275,8 +275,8 @@ Request Communicator::exchange(std::vector<Message> sends, std::vector<Message> 
         throw Error(text("communicator ", name(), " is to add f64 on a GPU"),
                     "add f32 there, or use tensors on the CPU");
   return start_recorded("exchange", sends, receives, [&] {
-    const detail::SignedPeers signs =
-        signs_ == nullptr || !carries_signs() ? detail::SignedPeers{} : signs_->meet(rank_, sends, receives);
+    if (!in_pass_ || !carries_signs()) return start(std::move(sends), std::move(receives));
+    const detail::SignedPeers& signs = signs_->meet(rank_, sends, receives);
     return signs.empty() ? start(std::move(sends), std::move(receives))
                          : start_signed(std::move(sends), std::move(receives), signs);
   });

@@ -96,25 +96,42 @@ std::optional<CallSign> sign_from_text(const std::string& words) {
   return next == end && sign.given() ? std::optional(sign) : std::nullopt;
 }
 
-SignedPeers SignedCalls::meet(Index self, std::span<const Message> sends, std::span<const Message> receives) {
-  SignedPeers peers{.mine = sign_, .to = {}, .from = {}};
-  const auto collect = [&](std::span<const Message> messages, Ranks& to) {
-    for (const Message& m : messages)
-      if (m.peer != self && m.size() > 0 && !met_[at(m.peer)] && std::find(to.begin(), to.end(), m.peer) == to.end())
-        to.push_back(m.peer);
-  };
-  collect(sends, peers.to);
-  collect(receives, peers.from);
-  for (const Ranks* ranks : {&peers.to, &peers.from})
-    for (const Index peer : *ranks) met_[at(peer)] = true;
-  return peers;
+void SignedCalls::collect(Index self, std::span<const Message> messages, std::uint32_t Met::* seen, Ranks& into) {
+  const std::uint32_t pass = peers_.mine.number();
+  into.clear();
+  for (const Message& m : messages) {
+    Met& met = met_[at(m.peer)];
+    if (m.peer == self || met.pass == pass || met.*seen == pass || m.size() == 0) continue;
+    met.*seen = pass;
+    into.push_back(m.peer);
+  }
 }
 
-SignedPass::SignedPass(Communicator& communicator, CallSign sign, PassKind kind) : communicator_(communicator) {
+const SignedPeers& SignedCalls::meet(Index self, std::span<const Message> sends, std::span<const Message> receives) {
+  collect(self, sends, &Met::to, peers_.to);
+  collect(self, receives, &Met::from, peers_.from);
+  for (const Ranks* ranks : {&peers_.to, &peers_.from})
+    for (const Index peer : *ranks) met_[at(peer)].pass = peers_.mine.number();
+  return peers_;
+}
+
+const SignedPeers& SignedCalls::meet_all() {
+  peers_.to.clear();
+  if (std::exchange(met_all_, peers_.mine.number()) != peers_.mine.number()) {
+    for (std::size_t peer = 0; peer < met_.size(); ++peer) {
+      peers_.to.push_back(static_cast<Index>(peer));
+      met_[peer].pass = peers_.mine.number();
+    }
+  }
+  peers_.from = peers_.to;
+  return peers_;
+}
+
+SignedPass::SignedPass(Communicator& communicator, const CallSign& sign, PassKind kind) : communicator_(communicator) {
   communicator.begin_pass(sign, static_cast<std::uint32_t>(kind));
 }
 
-SignedPass::~SignedPass() { communicator_.signs_.reset(); }
+SignedPass::~SignedPass() { communicator_.in_pass_ = false; }
 
 }  // namespace weft::detail
 
@@ -173,7 +190,9 @@ void Communicator::begin_pass(const detail::CallSign& sign, std::uint32_t kind) 
   if (ranks_ == 1) return;
   detail::CallSign numbered = sign;
   numbered.parts[detail::CallSign::pass] = ++counts_->passes_ * detail::CallSign::kKinds + kind;
-  signs_ = std::make_shared<detail::SignedCalls>(numbered, ranks_);
+  if (signs_ == nullptr) signs_ = std::make_shared<detail::SignedCalls>(ranks_);
+  signs_->begin(numbered);
+  in_pass_ = true;
   recorder()->set_sign(numbered);
   counts_->show_sign(numbered);
 }
@@ -193,6 +212,8 @@ std::unique_ptr<Request::Pending> Communicator::start_signed(std::vector<Message
       *this, peers, std::move(sends), std::move(receives),
       [this](std::vector<Message> to, std::vector<Message> from) { return start(std::move(to), std::move(from)); });
 }
+
+detail::SignedPeers Communicator::sign_collective() { return in_pass_ ? signs_->meet_all() : detail::SignedPeers{}; }
 
 std::vector<std::pair<Index, detail::CallSign>> Communicator::shown_signs() const { return {}; }
 

@@ -54,17 +54,30 @@ struct SignedPeers {
   bool empty() const { return to.empty() && from.empty(); }
 };
 
-// What a communicator knows of the pass that it is in.
+// What a communicator knows of the pass that it is in. It is the same object in all passes, so that one costs no
+// memory.
 class SignedCalls {
  public:
-  SignedCalls(const CallSign& sign, Index ranks) : sign_(sign), met_(static_cast<std::size_t>(ranks)) {}
+  explicit SignedCalls(Index ranks) : met_(static_cast<std::size_t>(ranks)) {}
 
-  // Both ends of a message call a peer met after the same call, so they agree on which message is the first.
-  SignedPeers meet(Index self, std::span<const Message> sends, std::span<const Message> receives);
+  void begin(const CallSign& sign) { peers_.mine = sign; }
+  // Those whose first message of the pass is in this call; until the next call asks. Both ends of a message call a peer
+  // met after the same call, so they agree on which message is the first.
+  const SignedPeers& meet(Index self, std::span<const Message> sends, std::span<const Message> receives);
+  // The first collective of a pass between all ranks, itself included, whatever messages went before; none for later
+  // ones.
+  const SignedPeers& meet_all();
 
  private:
-  CallSign sign_;
-  std::vector<bool> met_;  // ranks to or from which a message of this pass went
+  // The last pass in which a message went to or from a rank, and in which it was in either list.
+  struct Met {
+    std::uint32_t pass = 0, to = 0, from = 0;
+  };
+  void collect(Index self, std::span<const Message> messages, std::uint32_t Met::* seen, std::vector<Index>& into);
+
+  SignedPeers peers_;
+  std::uint32_t met_all_ = 0;  // the last pass with a collective
+  std::vector<Met> met_;       // [ranks]
 };
 
 // A call of a transport of the host's memory: fingerprints are messages of their own, before all others, and wait()
@@ -78,7 +91,7 @@ std::unique_ptr<Request::Pending> signed_call(const Communicator& communicator, 
 // passes in the same order.
 class SignedPass {
  public:
-  SignedPass(Communicator& communicator, CallSign sign, PassKind kind);
+  SignedPass(Communicator& communicator, const CallSign& sign, PassKind kind);
   ~SignedPass();
   SignedPass(const SignedPass&) = delete;
   SignedPass& operator=(const SignedPass&) = delete;

@@ -73,11 +73,12 @@ struct KvBuffer::Data {
   }
   // The fingerprint of a pass, which its messages carry; none on checked ranks, which compare more than that.
   template <class... Args>
-  std::unique_ptr<detail::SignedPass> begin_pass(detail::PassKind kind, Index micro, Index layer,
-                                                 const Args&... args) const {
-    if (agreement != nullptr || communicator.ranks() == 1) return nullptr;
+  std::optional<detail::SignedPass> begin_pass(detail::PassKind kind, Index micro, Index layer,
+                                               const Args&... args) const {
+    if (agreement != nullptr || communicator.ranks() == 1) return std::nullopt;
     const run::SignedCallInfo info{.layer = layer == kNoLayer ? options.layer : layer, .micro = micro};
-    return std::make_unique<detail::SignedPass>(communicator, run::with_call(now().sign, args..., info), kind);
+    return std::optional<detail::SignedPass>(std::in_place, communicator, run::with_call(now().sign, args..., info),
+                                             kind);
   }
   Index next_backward() const { return (backwards ? back : gathered) - 1; }
 

@@ -33,15 +33,16 @@ struct Executor::Data {
   Kernel kernel_for(KernelRequest request, bool device_plans) const;
   // The fingerprint of a pass, which its messages carry. Checked ranks have compared more than that already.
   template <class Args>
-  std::unique_ptr<detail::SignedPass> begin_pass(const Args& kernel_args, Index layer, const Source* source,
-                                                 detail::PassKind kind) const {
-    if (agreement != nullptr || communicator->ranks() == 1) return nullptr;
+  std::optional<detail::SignedPass> begin_pass(const Args& kernel_args, Index layer, const Source* source,
+                                               detail::PassKind kind) const {
+    if (agreement != nullptr || communicator->ranks() == 1) return std::nullopt;
     // O, LSE and their gradients travel with heads that are swapped, and in a backward with queries.
     const bool queries = kind == detail::PassKind::backward && !schedule.query_moves.empty();
     const run::SignedCallInfo info{.layer = layer,
                                    .swapped = schedule.swap.has_value() || queries,
                                    .source = source != nullptr ? source->rows.dim : 0};
-    return std::make_unique<detail::SignedPass>(*communicator, run::with_call(sign, kernel_args, info), kind);
+    return std::optional<detail::SignedPass>(std::in_place, *communicator, run::with_call(sign, kernel_args, info),
+                                             kind);
   }
   // In a capture, unless memory is the caller's, who keeps it as long as the graph.
   bool takes_memory_apart(const Place& place) const { return options.memory == nullptr && device::is_captured(place); }

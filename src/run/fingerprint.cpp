@@ -38,6 +38,31 @@ std::uint64_t of(const ScheduleOptions& options) {
   return hash.value();
 }
 
+std::uint64_t of(const Layouts& layouts) {
+  return Hash().add(layouts.q.fingerprint()).add(layouts.k.fingerprint()).value();
+}
+
+std::uint64_t heads_of(const Schedule& s) {
+  return Hash().add(s.heads_q).add(s.heads_k).add(std::span<const Index>(s.head_map)).value();
+}
+
+// A bit for each of schedule_options() that the schedule uses. Remembered, because executors may be made for one pass.
+std::uint64_t used_options(const ScheduleOptions& options) {
+  static const std::vector<std::vector<std::uint64_t>> known = [] {
+    const auto kinds = schedule_kinds();
+    std::vector<std::vector<std::uint64_t>> all(kinds.size(), std::vector<std::uint64_t>(kinds.size()));
+    for (const ScheduleKind kind : kinds)
+      for (const ScheduleKind outer : kinds)
+        for (std::size_t n = 0; n < schedule_options().size(); ++n)
+          if (uses(ScheduleOptions{.kind = kind, .outer = outer}, schedule_options()[n].name))
+            all[static_cast<std::size_t>(kind)][static_cast<std::size_t>(outer)] |= std::uint64_t{1} << n;
+    return all;
+  }();
+  const std::vector<std::uint64_t>& of_kind = known[static_cast<std::size_t>(options.kind)];
+  const auto outer = static_cast<std::size_t>(options.outer);
+  return of_kind[outer < of_kind.size() ? outer : 0];  // of no account, and not checked, unless the kind is composed
+}
+
 std::uint64_t of(const Attention& attention) {
   return Hash()
       .add(attention.scale.has_value())
@@ -115,9 +140,9 @@ CallSign with_shapes(CallSign sign, const Args& args, Hash outputs, const Signed
 std::vector<Fingerprint> fingerprints(const Schedule& s) {
   return {{"packing", of(s.problem.packing())},
           {"mask", of(s.problem.mask())},
-          {"layout", Hash().add(s.layouts.q.fingerprint()).add(s.layouts.k.fingerprint()).value()},
+          {"layout", of(s.layouts)},
           {"schedule", of(s.options)},
-          {"heads", Hash().add(s.heads_q).add(s.heads_k).add(std::span<const Index>(s.head_map)).value()}};
+          {"heads", heads_of(s)}};
 }
 
 std::vector<Fingerprint> fingerprints(const MicroSequences& micros, const Problem& problem) {
@@ -166,16 +191,18 @@ Fingerprint fingerprint(const Source* source) {
 }
 
 CallSign sign_of(const Schedule& s, const ExecutorOptions& options) {
-  const std::vector<Fingerprint> parts = fingerprints(s);
   CallSign sign;
-  for (const std::size_t p : {CallSign::packing, CallSign::mask, CallSign::layout})
-    sign.parts[p] = folded(parts[p].value);
+  sign.parts[CallSign::packing] = folded(of(s.problem.packing()));
+  sign.parts[CallSign::mask] = folded(of(s.problem.mask()));
+  sign.parts[CallSign::layout] = folded(of(s.layouts));
   Hash schedule;
   schedule.add(static_cast<Index>(s.options.kind)).add(options.deterministic);
-  for (const ScheduleOption& option : schedule_options())
-    if (uses(s.options, option.name)) schedule.add(option.number(s.options));
+  const std::uint64_t used = used_options(s.options);
+  const std::span<const ScheduleOption> all = schedule_options();
+  for (std::size_t n = 0; n < all.size(); ++n)
+    if ((used >> n & 1) != 0) schedule.add(all[n].number(s.options));
   sign.parts[CallSign::schedule] = folded(schedule.value());
-  sign.parts[CallSign::shapes] = folded(parts[CallSign::shapes].value);  // heads
+  sign.parts[CallSign::shapes] = folded(heads_of(s));
   return sign;
 }
 

@@ -244,8 +244,8 @@ TEST_P(DeviceFaults, PackedMessages) {
   Results first;
   run_ranks(1, [&](Communicator& comm) {
     const auto call = [&] {
-      const auto on =
-          cuda::make_packed(comm, gpu.place(), [](const Place&, auto, auto) { return std::make_unique<Nothing>(); });
+      const auto on = cuda::make_packed(comm, gpu.place(), std::make_shared<detail::SignsInFlight>(),
+                                        [](const Place&, auto, auto) { return std::make_unique<Nothing>(); });
       on->exchange({{0, {strided(from)}}}, {{0, {whole(to)}}}).wait();
       on->exchange({{0, {whole(from)}}}, {{0, {whole(to)}, Message::Combine::add}}).wait();
       device::synchronize(gpu.place());

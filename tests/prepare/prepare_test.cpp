@@ -462,5 +462,14 @@ TEST(MicroSequences, Refuses) {
   EXPECT_EQ(even.slices(even.problem({}), 0, 0, {0, 12}).size(), 2u);
 }
 
+TEST(MicroSequences, OfMoreRowsOrPartsThanThereCanBe) {
+  const MicroSplit even{.micros = 5, .even_work = Mask{.causal = true}};
+  expect_refusal([&] { MicroSequences(Stream::from_lengths(List{3}), even); },
+                 {"5 micro-sequences of even work from 3 tokens on 1 ranks", "give at most 3"});
+  const MicroSplit padded{.ranks = 3, .remainder = MicroSplit::Remainder::pad};
+  expect_refusal([&] { MicroSequences(Stream::from_lengths(List{kMaxTokens}), padded); },
+                 {"are past the limit of 2147483647", "split the pack"});
+}
+
 }  // namespace
 }  // namespace weft

@@ -271,5 +271,14 @@ TEST(TreePacks, SavesAndSplitsByHand) {
   expect_refusal([&] { pack_trees(trees, {.budget = 0}); }, {"a pack of 0 rows"});
 }
 
+TEST(Tree, RefusesSequencesThatThereAreNotAndSlicesOfTheCaller) {
+  const Tree tree = tree_from({{1, 2}, {1, 3}});
+  for (const Index none : {Index{-1}, Index{2}})
+    expect_refusal([&] { static_cast<void>(tree.length(none)); }, {"of 2", "name one that there is"});
+  const Mask mask{.causal = true, .slices = std::vector<Slice>{{0, 1, 0, 1, 0, 0}}};
+  expect_refusal([&] { static_cast<void>(tree.slices(mask)); },
+                 {"a mask of 1 slices for a tree", "leave the slices out"});
+}
+
 }  // namespace
 }  // namespace weft

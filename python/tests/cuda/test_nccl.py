@@ -3,10 +3,14 @@
 import json
 import os
 import re
+import sys
+from pathlib import Path
 
 import pytest
 
 torch = pytest.importorskip("torch")
+sys.path.insert(0, str(Path(__file__).parents[1] / "distributed"))
+import disagreement_worker
 import processes
 from gpu import needs_gpu
 
@@ -35,6 +39,20 @@ def test_nccl_alone(tmp_path):
 def test_fingerprints_take_no_launch(tmp_path, backend):
     """One kernel of NCCL's for each call of both passes, by Weft's own NCCL and by torch's."""
     print(processes.start("launches_worker.py", tmp_path, backend, seconds=110))
+
+
+def test_ranks_that_disagree(tmp_path):
+    """Each way of disagreement_worker.py, by default: every rank is told in time what differs, and on which rank."""
+    processes.start("disagreement_worker.py", tmp_path, "cpu:gloo,cuda:nccl", seconds=280)
+    told = [json.loads((tmp_path / f"told{rank}.json").read_text()) for rank in range(disagreement_worker.RANKS)]
+    wrong = []
+    for way in disagreement_worker.WAYS:
+        try:
+            disagreement_worker.check_told(told, way)
+        except AssertionError as e:
+            wrong.append(f"{way}: {e}")
+        print(f"{way}: {max(rank[way]['seconds'] for rank in told):.1f} s: {told[0][way]['told']}")
+    assert not wrong, "\n".join(wrong)
 
 
 def test_ranks_that_fail(tmp_path):

@@ -11,6 +11,8 @@ import torch
 import torch.distributed as dist
 import weft
 import weft.torch
+from weft.torch import gpu_calls, watch
+from weft.torch import transport as module
 
 import checked
 from group_cases import CASES, LAYOUTS, MASKS, PADDED, RANKS, SCHEDULES, SELF, case, compare, run, tensors, told
@@ -193,17 +195,24 @@ def groups_that_end_are_forgotten():
     assert not any(key[0] is scope for key in _placed._known) and name not in module._scopes
 
 
+@contextlib.contextmanager
+def without_streams():
+    """What NCCL is asked for goes by gloo, which knows no streams."""
+    streams, gpu_calls.in_stream = gpu_calls.in_stream, lambda device, stream: contextlib.nullcontext()
+    try:
+        yield
+    finally:
+        gpu_calls.in_stream = streams
+
+
 @case
 def messages_of_gpus():
     """The operations that NCCL is asked for, by gloo: ranks of a group, in the order of the lists, none for some ranks."""
-    from weft.torch import transport as module
-
     group = dist.new_group([3, 1, 2])
     if dist.get_rank() == 0:
         return
-    transport, streams = module.Transport(group, 20.0), module._in_stream
-    module._in_stream = lambda device, stream: contextlib.nullcontext()
-    try:
+    transport = module.Transport(group, 20.0)
+    with without_streams():
         mine, got = transport.rank, [torch.zeros(8, dtype=torch.uint8) for _ in range(2)]
         to, back = (mine + 1) % 3, (mine - 1) % 3
         sent = [torch.full((8,), 10 * mine + i, dtype=torch.uint8) for i in range(2)]
@@ -212,6 +221,10 @@ def messages_of_gpus():
         everyone = torch.zeros(12, dtype=torch.uint8)
         transport.collective_on_gpu("all_gather", sent[0][:4], [4], everyone, [4] * 3, 0, 0).wait()
         assert everyone.tolist() == [0] * 4 + [10] * 4 + [20] * 4
+        everyone.zero_()
+        signs = torch.full((2,), 7 + mine, dtype=torch.uint8), torch.zeros(6, dtype=torch.uint8)  # in the same launch
+        transport.collective_on_gpu("all_gather", sent[0][:4], [4], everyone, [4] * 3, 0, 0, signs).wait()
+        assert everyone.tolist() == [0] * 4 + [10] * 4 + [20] * 4 and signs[1].tolist() == [7, 7, 8, 8, 9, 9]
         parts, total = torch.arange(6.0) + mine, torch.zeros(2)
         transport.collective_on_gpu("reduce_scatter", parts.view(torch.uint8), [8] * 3, total.view(torch.uint8), [8], 0, 0).wait()
         assert total.tolist() == [6 * mine + 3, 6 * mine + 6], total
@@ -222,8 +235,6 @@ def messages_of_gpus():
             other = 1 - mine
             transport.exchange_on_gpu([(other, sent[0])], [(other, got[0])], 0, 0).wait()
             assert got[0][0].item() == 10 * other
-    finally:
-        module._in_stream = streams
 
 
 class _Event:
@@ -253,8 +264,6 @@ class _Group:
 @case
 def a_stream_that_does_not_come_past_its_messages():
     """The watch over NCCL, with streams made up: asks after the time limit alone, gives up once, and the next call raises."""
-    from weft.torch import transport as module
-
     group = _Group(dist.new_group([0, 1, 2, 3]))
     transport = module.Transport(group, 0.2)
     for passed in (True, False):
@@ -272,14 +281,11 @@ def a_stream_that_does_not_come_past_its_messages():
 @case
 def a_call_of_nccl_that_does_not_return():
     """The watch ends it, and it raises; no event is asked meanwhile."""
-    from weft.torch import transport as module
-
     group = _Group(dist.new_group([0, 1, 2, 3]))
     transport = module.Transport(group, 0.2)
-    streams, module._in_stream = module._in_stream, lambda device, stream: contextlib.nullcontext()
     event = _Event(False)
     transport.watch.last = time.monotonic() - 1, event, 0, [0]
-    try:
+    with without_streams():
         for fails in (False, True):
             says = refused("waited 0.2 seconds in a call of NCCL on GPU 0 for rank", "cannot be used any more")
             with says, transport._launch(0, 0, [(dist.get_rank() + 1) % RANKS]):
@@ -290,16 +296,86 @@ def a_call_of_nccl_that_does_not_return():
                 if fails:
                     raise RuntimeError("NCCL communicator was aborted")
             assert transport.launching is None and event.asked == 0
-    finally:
-        module._in_stream = streams
+
+
+def _on_gpus(fingerprint, passed):
+    """A transport whose calls on GPUs lie in a stream that is made up, the last of them with the rank that follows; and how often
+    NCCL was aborted, a list of ones."""
+    transport, me, aborted = module.Transport(dist.new_group([0, 1, 2, 3]), 20.0), dist.get_rank(), []
+    transport.abort = lambda: aborted.append(1)
+    transport.fingerprint = lambda: fingerprint
+    transport.disagreement = lambda others: "; ".join(f"ranks {me} and {r} differ" for r, other in others if other != fingerprint)
+    transport.watch.last = time.monotonic(), _Event(passed), 0, [(me + 1) % RANKS]
+    transport.touched = time.monotonic()
+    return transport, aborted
+
+
+def _look(transport):
+    """What the watch does in two seconds, with less patience than it has."""
+    patience, watch._PATIENCE = watch._PATIENCE, 0.2
+    ends = time.monotonic() + 2
+    while time.monotonic() < ends and transport.watch._next_look() > 0:
+        time.sleep(0.05)
+    watch._PATIENCE = patience
+
+
+@case
+def ranks_whose_messages_on_gpus_do_not_meet():
+    """One was given another problem, so that NCCL waits for ever: its neighbour sees that in the store, and all others that one
+    has given up, long before the time limit. Those whose stream has come past its calls go on."""
+    me = dist.get_rank()
+    transport, aborted = _on_gpus("1:2" if me == 1 else "1:3", passed=me == 3)
+    _look(transport)
+    assert len(aborted) == (me != 3), (me, transport.broken)
+    if me == 3:
+        transport.watch.last = time.monotonic(), _Event(False), 0, [0]  # the next call, to which nobody comes
+        transport.touched = time.monotonic()
+        _look(transport)
+        assert len(aborted) == 1
+    with refused("cannot go on", "differ", "cannot be used any more"):
+        transport.exchange_on_gpu([], [], 0, 0)
+    with refused("cannot go on"):
+        transport.check()
+
+
+@case
+def fingerprints_that_came_with_messages_of_gpus():
+    """That they differ is an error; where NCCL was given up or tells of an error, what lies there may be of an earlier pass."""
+    for trouble in ("", "NCCL", "given up"):
+        transport, aborted = _on_gpus("1:2", passed=True)
+        transport.has_nccl_error = lambda: trouble == "NCCL"
+        transport.met = {0}
+        if trouble == "given up":
+            transport.fail("has waited")
+        says = {"": "cannot go on: ranks 0 and 1 differ in the mask", "NCCL": "lost one of the ranks", "given up": "has waited"}
+        with refused(says[trouble], "cannot be used any more"):
+            transport.disagree("ranks 0 and 1 differ in the mask")
+        assert len(aborted) == (trouble != "given up")
+        with refused("cannot be used any more"):
+            transport.check()
+        dist.barrier()
+
+
+@case
+def a_check_sees_that_another_rank_has_given_up():
+    """After the last call, which has ended here."""
+    transport, aborted = _on_gpus("1:2", passed=True)
+    transport.met = {0}
+    transport.check()
+    dist.barrier()
+    if dist.get_rank() == 2:
+        transport.fail("has had enough")
+    dist.barrier()
+    with refused("rank 2 has had enough", "cannot be used any more"):
+        transport.check()
+    assert len(aborted) == (dist.get_rank() != 2)
+
 
 
 @case
 def ranks_answer_those_that_wait():
     """A rank whose time limit is over, or that NCCL tells of an error, learns what others are at: one waits, one makes no calls,
     one is not there."""
-    from weft.torch import transport as module
-
     me, group, said, aborted = dist.get_rank(), dist.new_group([0, 1, 2, 3]), "", []
     if me != 3:
         transport = module.Transport(group, 0.4)

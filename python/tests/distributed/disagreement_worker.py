@@ -2,6 +2,8 @@
 what each rank was told. `disagreement_worker.py FOLDER [BACKEND]`; each way has a process group of its own, which it breaks."""
 
 import json
+import os
+import re
 import sys
 import time
 from pathlib import Path
@@ -31,8 +33,9 @@ def attend(group, packing=PACKING, heads=(6, 6), dim=64, dtype=torch.float32, pa
         else:
             out = kept.pop()
             (out[0] if isinstance(out, tuple) else out).float().sum().backward()
-    if DEVICE[0] != "cpu":
+    if DEVICE[0] != "cpu":  # where the verdict is read by the next call, or by check() after the last
         torch.cuda.synchronize()
+        weft.torch.communicator(group).check()
 
 
 # What the odd rank is given, part of what must be said, and what all ranks are given.
@@ -62,25 +65,45 @@ WAYS = {
 }
 
 
+def said_by(call):
+    """What it was refused with; None if it was not."""
+    try:
+        call()
+    except weft.Error as e:
+        return str(e)
+    return None
+
+
 def run(rank, folder):
     results = {}
     for number, (name, (odd, named, everybody)) in enumerate(WAYS.items()):
         group = dist.new_group(list(range(RANKS)))
         weft.torch.communicator(group, time_limit=LIMIT)
         options = {"schedule": SCHEDULES[number % len(SCHEDULES)], **everybody, **(odd if rank == ODD else {})}
-        begin, told = time.monotonic(), None
-        try:
-            attend(group, **options)
-        except weft.Error as e:
-            told = str(e)
+        begin = time.monotonic()
+        told = said_by(lambda: attend(group, **options))
+        if DEVICE[0] != "cpu":  # all have looked, so that a rank whose neighbours agree learns it of the others
+            dist.all_reduce(torch.zeros(1))
+            told = told or said_by(weft.torch.communicator(group).check)
         results[name] = dict(told=told, named=named, seconds=time.monotonic() - begin)
         print(name, f"{time.monotonic() - begin:.1f} s", told, flush=True)
         (Path(folder) / f"told{rank}.json").write_text(json.dumps(results))
+
+
+def check_told(told, way):
+    """What each rank has written of a way: all were told in time, what differs and on which rank."""
+    for rank in range(RANKS):
+        text, seconds = told[rank][way]["told"], told[rank][way]["seconds"]
+        assert text, f"rank {rank} was not told"
+        assert seconds < LIMIT, f"rank {rank} was told after {seconds:.1f} s: {text}"
+        assert told[rank][way]["named"] in text, f"rank {rank}: {text}"
+        assert re.search(rf"ranks? ([\d, ]*|\d and ){ODD}\b", text), text
 
 
 if __name__ == "__main__":
     folder, *backend = sys.argv[1:]
     if backend and "nccl" in backend[0]:
         DEVICE[0] = "cuda"
+        os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "0"  # each way breaks a group, for which torch would end the process
     ended = processes.fork(RANKS, lambda rank: run(rank, folder), folder, seconds=240, backend=backend[0] if backend else "gloo")
     sys.exit(any(status for status, _ in ended))

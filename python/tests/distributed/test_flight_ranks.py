@@ -27,3 +27,5 @@ def test_a_hang_is_drawn(tmp_path):
                           capture_output=True, text=True, check=True).stdout
     assert "They parted at call #" in said and "of forward step 1: ranks 0, 1, 3 have made it" in said, said
     assert f"rank {flight_worker.LATE} has not: its last is #" in said, said
+    page = (tmp_path / "page.html").read_text()
+    assert f"weft explain --flight {' '.join(map(str, files))} --html " in page  # as a shell takes it

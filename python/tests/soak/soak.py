@@ -199,8 +199,8 @@ class Soak:
 
 
 def figures(held):
-    resident, heap, threads, files, children, device = held
-    sizes = [("resident", resident), ("heap", heap), ("GPU", device)]
+    resident, heap, threads, files, children, device, anonymous = held
+    sizes = [("resident", resident), ("of it no file's", anonymous), ("heap", heap), ("GPU", device)]
     memory = [f"{name} {size / 2**20:,.1f} MiB" for name, size in sizes if size]
     return f"{', '.join(memory)}, {threads} threads, {files} files, {children} children"
 
@@ -227,6 +227,7 @@ def arguments(words):
 def main(words=None):
     args = arguments(words)
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+    watch.use_one_arena()
     import torch
     import weft
 

@@ -9,14 +9,14 @@ import queue
 import re
 import threading
 import time
-from typing import Any, Callable, ContextManager, Iterator, List, Optional, Sequence, Set, Tuple, TypeVar
+from typing import Any, Callable, Iterator, List, Optional, Sequence, Set, Tuple, TypeVar
 
 import torch
 import torch.distributed as dist
 
 from .._arrays import error
 from .._core import Error
-from . import roll_call
+from . import gpu_calls, roll_call
 from .watch import STORE_SECONDS, Watch
 
 T = TypeVar("T")
@@ -27,6 +27,8 @@ _UNUSED_TAG = _FIRST_TAG + _TAGS
 _CAUSE = "weft: first failure"  # in the store of the group
 _ABORT_SECONDS = 10.0  # that NCCL has to end its communicators; streams go on at once
 _SHOWN_CALLS = 4  # of the record, in an error
+_COMPARED = 4  # ranks that one on a GPU asks: where ranks differ, some neighbours do
+_SAME_PROBLEM, _OTHER_RANK = "give every rank the same problem, options and calls", "see to the rank that failed first"
 
 
 def _words(e: BaseException) -> str:
@@ -143,32 +145,9 @@ class _Handle:
             self.works = []
 
 
-class _GpuHandle:
-    """Operations of NCCL, which are ordered in a stream: to wait for them is that the stream does."""
-
-    def __init__(self, transport: Transport, works: List[Any], tensors: Any, place: Tuple[int, int], peers: List[int]) -> None:
-        self.transport, self.works, self.tensors, self.place, self.peers = transport, works, tensors, place, peers
-
-    def wait(self) -> None:
-        works, self.works = self.works, []
-        try:
-            with _in_stream(*self.place):
-                for work in works:
-                    work.wait()
-                if works:
-                    self.transport.watch.see(self.place[0], self.peers)
-        except RuntimeError as e:  # what torch's watchdog has found
-            raise self.transport.lost_on_gpu(self.peers, self.place[0], e) from None
-        finally:
-            self.tensors = []
-
-    abandon = wait
-
-
-def _in_stream(device: int, stream: int) -> ContextManager[Any]:
-    if torch.cuda.current_stream(device).cuda_stream == stream:
-        return contextlib.nullcontext()
-    return torch.cuda.stream(torch.cuda.ExternalStream(stream, device) if stream else torch.cuda.default_stream(device))
+def _nearest(rank: int, ranks: int, peers: Sequence[int]) -> List[int]:
+    """Those that follow or precede a rank, at most _COMPARED: so all ranks together ask the store for few things."""
+    return sorted(peers, key=lambda peer: min((peer - rank) % ranks, (rank - peer) % ranks))[:_COMPARED]
 
 
 def _tag(number: int, size: int) -> int:
@@ -237,42 +216,38 @@ class Transport:
                 raise self.lost_on_gpu([r for r in range(self.ranks) if r != self.rank], device, e) from None
             self.met.add(device)
 
-    def exchange_on_gpu(self, sends: Any, receives: Any, device: int, stream: int) -> _GpuHandle:
+    def exchange_on_gpu(self, sends: Any, receives: Any, device: int, stream: int) -> gpu_calls.Handle:
         if self.broken:
             raise self._again()
         self._count()
         sends, receives = ([(peer, torch.from_dlpack(data)) for peer, data in some] for some in (sends, receives))
-        operations = [dist.P2POp(dist.irecv, x, group=self.group, group_peer=peer) for peer, x in receives]
-        operations += [dist.P2POp(dist.isend, x, group=self.group, group_peer=peer) for peer, x in sends]
         peers = sorted({peer for peer, _ in (*sends, *receives)})
         with self._launch(device, stream, peers):
-            works = dist.batch_isend_irecv(operations)
-        return _GpuHandle(self, works, (sends, receives), (device, stream), peers)
+            works = gpu_calls.exchange(self.group, sends, receives)
+        return gpu_calls.Handle(self, works, (sends, receives), (device, stream), peers)
 
     def collective_on_gpu(self, kind: str, sent: Any, sent_bytes: List[int], received: Any, received_bytes: List[int],
-                          device: int, stream: int) -> _GpuHandle:
-        """all_gather, reduce_scatter of f32, or all_to_all, by torch's own, of bytes in the order of ranks."""
+                          device: int, stream: int, signs: Optional[Tuple[Any, Any]] = None) -> gpu_calls.Handle:
+        """all_gather, reduce_scatter of f32, or all_to_all, by torch's own, of bytes in the order of ranks.
+
+        signs: the fingerprints of this rank and of all, in memory of the host that the GPU reaches; an all_gather brings them
+        along in the same launch.
+        """
         if self.broken:
             raise self._again()
         self._count()
-        mine, into = torch.from_dlpack(sent), torch.from_dlpack(received)
+        tensors = [torch.from_dlpack(x) for x in (sent, received, *(signs or ()))]
         peers = [r for r in range(self.ranks) if r != self.rank]
         with self._launch(device, stream, peers):
-            if kind == "all_gather":
-                work = dist.all_gather_into_tensor(into, mine, group=self.group, async_op=True)
-            elif kind == "reduce_scatter":
-                work = dist.reduce_scatter_tensor(into.view(torch.float32), mine.view(torch.float32), group=self.group,
-                                                  async_op=True)
-            else:
-                work = dist.all_to_all_single(into, mine, received_bytes, sent_bytes, group=self.group, async_op=True)
-        return _GpuHandle(self, [work], (mine, into), (device, stream), peers)
+            work = gpu_calls.collective(self.group, kind, tensors, sent_bytes, received_bytes)
+        return gpu_calls.Handle(self, [work], tensors, (device, stream), peers)
 
     @contextlib.contextmanager
     def _launch(self, device: int, stream: int, peers: List[int]) -> Iterator[None]:
         """Around a call of NCCL, in that stream: the watch ends one that does not return."""
         self.launching = time.monotonic(), device, peers
         try:
-            with _in_stream(device, stream):
+            with gpu_calls.in_stream(device, stream):
                 yield
         except RuntimeError as e:
             raise self.lost_on_gpu(peers, device, e) from None
@@ -358,6 +333,31 @@ class Transport:
         thread.start()
         thread.join(_ABORT_SECONDS)
 
+    def check(self) -> None:
+        """Raises if calls on GPUs were given up since they began, here or by another rank."""
+        if not self.broken and self.met:
+            if self.has_nccl_error():
+                raise self._nccl_error()
+            if self._store(lambda store: store.check([_CAUSE])):
+                self.fail("cannot go on", hint=_OTHER_RANK)
+                self.abort()
+        if self.broken:
+            raise self._again()
+
+    def disagree(self, words: str) -> None:
+        """Raises, because fingerprints that came with messages of GPUs differ."""
+        if self.broken:  # where NCCL was given up, those of an earlier pass may lie there
+            raise self._again()
+        if self.has_nccl_error():
+            raise self._nccl_error()
+        failure = self.fail(f"cannot go on: {words}", hint=_SAME_PROBLEM)
+        self.abort()
+        raise failure
+
+    def _nccl_error(self) -> Error:
+        return self.lost_on_gpu([r for r in range(self.ranks) if r != self.rank], min(self.met, default=0),
+                                "NCCL tells of an error")
+
     def has_nccl_error(self) -> bool:
         """What torch's watchdog has found; it waits before it ends the process."""
         try:
@@ -393,13 +393,29 @@ class Transport:
     def compare(self) -> None:
         """Breaks the connections if a rank that this one waits for is in the same pass with another problem: their messages
         have other sizes, and would not meet before the time limit."""
-        mine, waited_for = self.fingerprint(), list(self.waiting)
-        if not mine or not waited_for:
-            return
-        others = self._store(lambda store: roll_call.passes(store, self.rank, mine, waited_for))
-        differ = self.disagreement(others or [])
+        differ, _ = self._others(list(self.waiting))
         if differ and self.waiting:
-            self.fail(f"cannot go on: {differ}", hint="give every rank the same problem, options and calls")
+            self.fail(f"cannot go on: {differ}", hint=_SAME_PROBLEM)
+
+    def compare_on_gpu(self, peers: Sequence[int], waits: Callable[[], bool]) -> bool:
+        """The same for ranks of calls in a stream, where also nobody else notices that another rank has given up. Whether it
+        broke them. waits: whether the stream still waits for those calls."""
+        differ, failed = self._others(_nearest(self.rank, self.ranks, peers))
+        if differ:
+            self.fail(f"cannot go on: {differ}", hint=_SAME_PROBLEM)
+        elif failed and waits():
+            self.fail("cannot go on", hint=_OTHER_RANK)
+        return bool(self.broken)
+
+    def _others(self, peers: List[int]) -> Tuple[str, bool]:
+        """How some ranks differ from this one that are in the same pass; and whether any rank has failed."""
+        mine = self.fingerprint()
+
+        def asked(store: Any) -> Tuple[List[Tuple[int, str]], bool]:
+            return roll_call.passes(store, self.rank, mine, peers) if mine else [], bool(store.check([_CAUSE]))
+
+        others, failed = (self._store(asked) or ([], False)) if peers else ([], False)
+        return self.disagreement(others), failed
 
     def named(self, peer: int, text: str = "") -> str:
         """A rank with its process, as far as that is known."""

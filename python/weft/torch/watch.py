@@ -12,6 +12,7 @@ import torch
 
 STORE_SECONDS = 2.0  # that an error waits for the store, which may live in the process that is lost
 _PATIENCE = 1.0  # seconds that a rank waits before it compares what it computes with the ranks that it waits for
+_SELDOM = 16.0  # seconds between such questions where nobody may be waiting: a GPU may have done its calls long ago
 
 _threads: List[threading.Thread] = []  # of watches
 _exits = threading.Event()
@@ -44,6 +45,7 @@ class Watch:
         self.last: Optional[Tuple[float, Any, int, List[int]]] = None  # since when, what is recorded behind them, GPU, peers
         self.events: Dict[int, Any] = {}  # by GPU
         self.runs = self.answered = False
+        self.asked = 0.0, _PATIENCE  # since when it was quiet when others were last asked; seconds of quiet until the next time
 
     def start(self) -> None:
         if self.runs:
@@ -67,6 +69,13 @@ class Watch:
         pause = 0.05
         while pause > 0 and not _exits.wait(pause):
             pause = self._next_look()
+
+    def _is_due(self, quiet: float, since: float, limit: float) -> bool:
+        """Whether to ask others now, after so many seconds without a call: the longer those are, the more seldom."""
+        patience = self.asked[1] if self.asked[0] == since else min(limit / 2, _PATIENCE)
+        due = quiet >= patience
+        self.asked = since, patience + min(patience, _SELDOM) if due else patience
+        return due
 
     def _next_look(self) -> float:
         """Seconds until the next look; 0 if there is nothing to look after any more."""
@@ -97,6 +106,10 @@ class Watch:
             self.answered = transport.answer()
         if transport.waiting and now - transport.touched >= min(transport.time_limit / 2, _PATIENCE):
             transport.compare()
+        elif (under_way is not None and self._is_due(now - transport.touched, transport.touched, transport.time_limit)
+              and transport.compare_on_gpu(under_way[1], lambda: launching is not None or last is None or not last[1].query())):
+            transport.abort()
+            return 0.0
         if last is None and transport.gone:
             return 0.0
         return min(transport.time_limit / 4, 0.25 if transport.on_gpus else 1.0)

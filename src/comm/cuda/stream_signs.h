@@ -8,6 +8,7 @@
 #include <optional>
 #include <string>
 
+#include "comm/cuda/transports.h"
 #include "comm/sign.h"
 #include "cuda/handle_pool.h"
 #include "index.h"
@@ -31,6 +32,12 @@ class StreamSigns {
   char* sent() const { return memory_->get(); }
   // Where that of peers().from[i] goes.
   char* received(std::size_t i) const { return memory_->get() + (1 + i) * sizeof(detail::CallSign); }
+
+  // Of a collective, whose peers are all ranks.
+  GatheredSigns gathered() const { return {.mine = sent(), .all = received(0), .bytes = kBytes}; }
+
+  // A stream may write to the memory for ever.
+  void abandon() noexcept { static_cast<void>(memory_.release()); }
 
   // Once the stream has come past them.
   std::optional<std::string> disagreement() const {

@@ -7,6 +7,7 @@
 #include <span>
 #include <vector>
 
+#include "comm/signs_in_flight.h"
 #include "weft/communicator.h"
 
 namespace weft::cuda {
@@ -40,11 +41,17 @@ struct Parcel {
 // wait() the destructor does the same, because the memory is freed in stream order.
 using Carry = std::function<std::unique_ptr<Request::Pending>(const Place& place, std::span<const Parcel> sends,
                                                               std::span<const Parcel> receives)>;
+// A fingerprint of each rank that an all_gather brings along, in memory of the host that the GPU reaches; null: none.
+struct GatheredSigns {
+  void *mine = nullptr, *all = nullptr;
+  Index bytes = 0;  // of each rank
+};
 // Collectives of the same transport over contiguous buffers in the order of ranks, stream-ordered like Carry; those
 // that are null are made of messages.
 struct CarryCollectives {
-  // `bytes` of each rank.
-  std::function<std::unique_ptr<Request::Pending>(const Place& place, const void* mine, void* all, Index bytes)>
+  // `bytes` of each rank, and in the same launch the fingerprints, if there are any.
+  std::function<std::unique_ptr<Request::Pending>(const Place& place, const void* mine, void* all, Index bytes,
+                                                  const GatheredSigns& signs)>
       all_gather = nullptr;
   // `count` numbers of each rank.
   std::function<std::unique_ptr<Request::Pending>(const Place& place, const float* parts, float* mine, Index count)>
@@ -54,7 +61,9 @@ struct CarryCollectives {
                                                   void* from, std::span<const Index> from_bytes)>
       all_to_all = nullptr;
 };
-std::unique_ptr<DeviceCommunicator> make_packed(Communicator& ranks, const Place& place, Carry carry,
+// `signs`: of all communicators over the same ranks, so that any call sees what came with those of the others.
+std::unique_ptr<DeviceCommunicator> make_packed(Communicator& ranks, const Place& place,
+                                                std::shared_ptr<detail::SignsInFlight> signs, Carry carry,
                                                 CarryCollectives collectives = {});
 
 // NCCL, for ranks that have a GPU each, which is the place's device. All communicators that are made of one host

@@ -26,8 +26,9 @@ class ThreadCommunicator final : public Communicator {
     return std::make_unique<Exchange>(self_, calls_++, std::move(sends), std::move(receives), peers.mine);
   }
   void show_sign(const detail::CallSign& sign) override {
-    const Lock lock(self_.world->mutex);
-    self_.group->shown[rank()][sign.number() % Group::kShown] = sign;
+    const Lock lock(self_.group->shown_mutex);
+    if (self_.group->shown.empty()) self_.group->shown.resize(self_.group->members.size());
+    self_.group->shown[at(rank())][sign.number() % Group::kShown] = sign;
   }
   std::unique_ptr<Communicator> make_split(Index color, Index key) override;
 #ifdef WEFT_WITH_CUDA

@@ -170,6 +170,13 @@ void Exchange::end() {
   in_flight.erase(std::find(in_flight.begin(), in_flight.end(), this));
 }
 
+bool Exchange::agrees() const {
+  if (!mine_->sign.given()) return true;
+  return std::all_of(call_->posts.begin(), call_->posts.end(), [&](const std::shared_ptr<Post>& post) {
+    return post == nullptr || !post->sign.given() || post->sign == mine_->sign;
+  });
+}
+
 // Between this rank and those that have come to the call: all that it receives from have.
 std::optional<std::string> Exchange::disagreement() const {
   if (!mine_->sign.given()) return std::nullopt;
@@ -187,7 +194,9 @@ std::optional<std::string> Exchange::disagreement() const {
 
 void Exchange::wait() {
   try {
-    wait_for_all();
+    Lock lock(self_.world->mutex);
+    wait_for_all(lock);
+    if (agrees()) return;
   } catch (const Error& e) {  // sizes that do not fit, or a rank that has left, are only the consequence
     auto found = disagreement();
     if (!found && mine_->sign.given())
@@ -198,8 +207,7 @@ void Exchange::wait() {
   if (const auto found = disagreement()) throw detail::disagreement_error(*found);
 }
 
-void Exchange::wait_for_all() {
-  Lock lock(self_.world->mutex);
+void Exchange::wait_for_all(Lock& lock) {
   self_.state(self_.rank).changed.wait(lock, [&] { return !busy_; });
   waiting_ = true;
   deliver_aside(lock);

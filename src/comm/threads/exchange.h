@@ -22,7 +22,8 @@ class Exchange final : public Request::Pending {
   bool advance(Lock& lock);
 
  private:
-  void wait_for_all();
+  void wait_for_all(Lock& lock);
+  bool agrees() const;  // with the lock held: with all that have come
   std::optional<std::string> disagreement() const;
   bool all_received() const { return next_ == receives_.size(); }
   // Whether a receive is written to its destination; if not, it is buffered.

@@ -66,7 +66,8 @@ struct Group {
   std::vector<Index> members;                        // ranks of the world
   std::map<Index, std::shared_ptr<Call>> calls;      // by number; those that not all members have posted
   std::map<std::tuple<Index, Index>, Split> splits;  // by call and color
-  std::map<Index, Shown> shown;                      // by member
+  std::mutex shown_mutex;                            // guards the next
+  std::vector<Shown> shown;                          // by member; none before the first pass
 #ifdef WEFT_WITH_CUDA
   struct Boards {
     std::shared_ptr<cuda::Board> board;
@@ -105,7 +106,7 @@ struct World {
 
   const ThreadRanks how;
   const Clock::duration time_limit;
-  std::mutex mutex;  // guards all below, groups, calls and posts
+  std::mutex mutex;  // guards all below, groups but for what they show, calls and posts
   std::vector<Rank> ranks;
   std::optional<Failure> failure;
   Gate gate = Gate::closed;
@@ -126,11 +127,11 @@ struct Member {
   }
   // What the others show of their passes.
   std::vector<detail::RankSign> shown_signs() const {
-    const Lock lock(world->mutex);
+    const Lock lock(group->shown_mutex);
     std::vector<detail::RankSign> all;
-    for (const auto& [member, shown] : group->shown)
-      for (const detail::CallSign& sign : shown)
-        if (member != rank && sign.given()) all.emplace_back(member, sign);
+    for (std::size_t member = 0; member < group->shown.size(); ++member)
+      for (const detail::CallSign& sign : group->shown[member])
+        if (static_cast<Index>(member) != rank && sign.given()) all.emplace_back(static_cast<Index>(member), sign);
     return all;
   }
 };

@@ -72,6 +72,7 @@ void Flags::add(CLI::App& verb, const std::string& group, const FlagSpec& flag) 
   if (flag.value.ends_with("..")) {  // several words, which no name of a file has a line's end in
     const auto join = [this, name = flag.name](const std::vector<std::string>& words) {
       values_[name] = fmt::format("{}", fmt::join(words, "\n"));
+      several_.insert(name);
     };
     verb.add_option_function<std::vector<std::string>>("--" + flag.name, join, flag.help)
         ->type_name(flag.value)
@@ -136,17 +137,22 @@ void Flags::exclude(std::string_view name, const std::vector<std::string>& other
 std::string Flags::words() const {
   constexpr std::size_t kLongest = 400;
   constexpr std::string_view kPlain = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789,.:=_-+/@%";
+  const auto quoted = [&](std::string word) {
+    if (word.find_first_not_of(kPlain) == std::string::npos) return word;
+    for (std::size_t at = word.find('\''); at != std::string::npos; at = word.find('\'', at + 4))
+      word.replace(at, 1, "'\\''");
+    return "'" + word + "'";
+  };
   std::string all;
   for (const auto& [name, value] : values_) {
     all += " --" + name;
     if (value.empty()) continue;
-    std::string shown = value.size() > kLongest ? value.substr(0, kLongest) + "…" : value;
-    if (shown.find_first_not_of(kPlain) != std::string::npos) {
-      for (std::size_t at = shown.find('\''); at != std::string::npos; at = shown.find('\'', at + 4))
-        shown.replace(at, 1, "'\\''");
-      shown = "'" + shown + "'";
+    const std::string shown = value.size() > kLongest ? value.substr(0, kLongest) + "…" : value;
+    if (!several_.contains(name)) {
+      all += " " + quoted(shown);
+      continue;
     }
-    all += " " + shown;
+    for (const std::string_view word : split(shown, '\n')) all += " " + quoted(std::string(word));
   }
   return all;
 }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <map>
+#include <set>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -55,6 +56,7 @@ class Flags {
   void add(CLI::App& verb, const std::string& group, const FlagSpec& flag);
 
   std::map<std::string, std::string, std::less<>> values_;
+  std::set<std::string> several_;  // names of those whose value is several words
 };
 
 // Defaults where no flag is given: explain takes a model of today's size, verify one that is quick.
