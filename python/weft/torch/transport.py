@@ -168,6 +168,8 @@ class Transport:
         self.broken: Optional[str] = None
         self.failure: Optional[Error] = None  # with which it broke
         self.on_gpus = backend_of(group, "cuda") == "nccl"
+        # Off until it has been run on GPUs (docs/trust.md): fingerprints of ranks travel with NCCL's calls.
+        self.compares_on_gpus = os.environ.get("WEFT_COMPARE_NCCL") == "1"
         self.mute = False  # the store did not answer once
         self.gone = False  # the group has been destroyed
         self.met: Set[int] = set()  # GPUs on which NCCL has been initialized

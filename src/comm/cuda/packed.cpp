@@ -51,7 +51,7 @@ class CarriedSigns {
   const StreamSigns& get() const { return signs_; }
   // The stream will wait for them.
   void queued() {
-    if (!signs_.empty()) in_flight_->add(std::make_unique<ArrivingSigns>(std::move(signs_), stream_));
+    if (in_flight_ != nullptr && !signs_.empty()) in_flight_->add(std::make_unique<ArrivingSigns>(std::move(signs_), stream_));
   }
 
  private:
@@ -179,7 +179,7 @@ class Packed final : public DeviceCommunicator {
   }
   std::unique_ptr<Request::Pending> start_all_gather_lists(Buffers mine, Buffers all) override {
     if (own_.all_gather == nullptr) return nullptr;
-    return collective(mine, all, sign_collective(), [&](const char* from, char* to, const StreamSigns& signs) {
+    return collective(mine, all, carries_signs() ? sign_collective() : detail::SignedPeers{}, [&](const char* from, char* to, const StreamSigns& signs) {
       const GatheredSigns with = signs.empty() ? GatheredSigns{} : signs.gathered();
       return own_.all_gather(place(), from, to, total_size(mine), with);
     });
@@ -207,15 +207,15 @@ class Packed final : public DeviceCommunicator {
     return std::make_unique<PackedExchange>(rank(), place(), std::move(sends), std::move(receives), stream_signs(peers),
                                             in_flight_, carry_);
   }
-  bool carries_signs() const override { return true; }
+  bool carries_signs() const override { return in_flight_ != nullptr; }
   bool captured() const { return is_captured(static_cast<cudaStream_t>(place().stream)); }
   // None in the capture of a graph, which would send and receive them again in each replay, and which a question about
   // an event would end.
   StreamSigns stream_signs(const detail::SignedPeers& peers) const {
-    return captured() ? StreamSigns() : StreamSigns(rank(), peers);
+    return !carries_signs() || captured() ? StreamSigns() : StreamSigns(rank(), peers);
   }
   void check_signs() const {
-    if (!captured()) in_flight_->check();
+    if (carries_signs() && !captured()) in_flight_->check();
   }
 
   std::shared_ptr<detail::SignsInFlight> in_flight_;

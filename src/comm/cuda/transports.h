@@ -61,7 +61,8 @@ struct CarryCollectives {
                                                   void* from, std::span<const Index> from_bytes)>
       all_to_all = nullptr;
 };
-// `signs`: of all communicators over the same ranks, so that any call sees what came with those of the others.
+// `signs`: of all communicators over the same ranks, so that any call sees what came with those of the others; null:
+// calls bring no fingerprints along.
 std::unique_ptr<DeviceCommunicator> make_packed(Communicator& ranks, const Place& place,
                                                 std::shared_ptr<detail::SignsInFlight> signs, Carry carry,
                                                 CarryCollectives collectives = {});
