@@ -119,7 +119,7 @@ def test_list_of_a_gpu(weft):
     """Without a GPU too: names, documents, the rank, heads and widths of each case."""
     result = weft.ok("bench", "--kernel", "cuda.sm90", "--list")
     names = [line.split()[0] for line in result.out.splitlines()]
-    assert len(set(names)) == len(names) == 34
+    assert len(set(names)) == len(names) == 38
     assert {"dense", "packed", "rank-of-8", "exact-rank-of-8", "width-192", "few-heads-of-64"} <= set(names)
     assert "dim 192:128" in result.out and "rank 3 of 8, by the calls of ring" in result.out
 
