@@ -51,7 +51,8 @@ class CarriedSigns {
   const StreamSigns& get() const { return signs_; }
   // The stream will wait for them.
   void queued() {
-    if (in_flight_ != nullptr && !signs_.empty()) in_flight_->add(std::make_unique<ArrivingSigns>(std::move(signs_), stream_));
+    if (in_flight_ != nullptr && !signs_.empty())
+      in_flight_->add(std::make_unique<ArrivingSigns>(std::move(signs_), stream_));
   }
 
  private:
@@ -179,10 +180,11 @@ class Packed final : public DeviceCommunicator {
   }
   std::unique_ptr<Request::Pending> start_all_gather_lists(Buffers mine, Buffers all) override {
     if (own_.all_gather == nullptr) return nullptr;
-    return collective(mine, all, carries_signs() ? sign_collective() : detail::SignedPeers{}, [&](const char* from, char* to, const StreamSigns& signs) {
-      const GatheredSigns with = signs.empty() ? GatheredSigns{} : signs.gathered();
-      return own_.all_gather(place(), from, to, total_size(mine), with);
-    });
+    return collective(mine, all, carries_signs() ? sign_collective() : detail::SignedPeers{},
+                      [&](const char* from, char* to, const StreamSigns& signs) {
+                        const GatheredSigns with = signs.empty() ? GatheredSigns{} : signs.gathered();
+                        return own_.all_gather(place(), from, to, total_size(mine), with);
+                      });
   }
   std::unique_ptr<Request::Pending> start_reduce_scatter_lists(Buffers parts, Buffers mine) override {
     if (own_.reduce_scatter == nullptr) return nullptr;
