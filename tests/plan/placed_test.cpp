@@ -37,7 +37,7 @@ struct Held {
   std::vector<std::set<Index>> ranks;  // by sequence
   Indices rows;                        // by rank
 
-  Held(const Layout& l) : ranks(at(l.stream().sequences())), rows(at(l.ranks()), 0) {
+  explicit Held(const Layout& l) : ranks(at(l.stream().sequences())), rows(at(l.ranks()), 0) {
     std::vector<bool> held(at(l.stream().tokens()), false);
     for (Index r = 0; r < l.ranks(); ++r) {
       Index last = -1;

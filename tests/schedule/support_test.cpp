@@ -58,7 +58,7 @@ using Change = std::function<void(Case&)>;
 
 // One field of the case.
 template <class Field, class Value>
-Change set(Field Case::* field, Value value) {
+Change set(Field Case::* field, const Value& value) {
   return [=](Case& c) { c.*field = value; };
 }
 Change mask(const Mask& m) { return set(&Case::mask, m); }

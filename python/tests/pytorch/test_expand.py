@@ -243,7 +243,8 @@ def test_counters_are_the_traffic():
     assert all(weft.spawn(4, of_rank))
 
 
-@pytest.mark.parametrize("heads, least", [pytest.param(128, 60, marks=pytest.mark.long), (32, 17), (16, 8.8)], ids=["tp1", "tp4", "tp8"])
+@pytest.mark.parametrize("heads, least", [pytest.param(128, 60, marks=pytest.mark.long), (32, 17), (16, 8.8)],
+                         ids=["tp1", "tp4", "tp8"])
 def test_counted_bytes_of_deepseek(heads, least):
     """Its heads on 8 ranks, on so few tokens that it is quick: communicators count what traffic() says, of the latent and of K
     and V of all heads."""
