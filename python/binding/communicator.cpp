@@ -129,8 +129,8 @@ class PythonGpuCommunicator final : public PythonCommunicator {
     if (ranks() > 1) call_python(transport_.attr("meet_on_gpu"), nb::int_(place.device));
     const bool compares = nb::cast<bool>(nb::getattr(transport_, "compares_on_gpus", nb::bool_(false)));
     return cuda::make_packed(
-        *this, place, compares ? signs_ : nullptr, [this](const Place& on, auto sends, auto receives) { return carry(on, sends, receives); },
-        collectives());
+        *this, place, compares ? signs_ : nullptr,
+        [this](const Place& on, auto sends, auto receives) { return carry(on, sends, receives); }, collectives());
   }
 
   void check() const override {
