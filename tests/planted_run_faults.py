@@ -253,15 +253,6 @@ FAULTS = [Fault(*fault[:4], *fault[4]) for fault in [
 DEVICE, STAGED = "src/device/cuda/device.cu", "src/comm/cuda/staged.cpp"
 ON_GPU = ("cuda_test", "DeviceExecutor.EqualsTheDefinitionOnRandomProblems:DeviceExecutor.TransportsOfTheHostGiveTheSameBits")
 CUDA_FAULTS = [Fault(*fault[:4], *fault[4]) for fault in [
-    # Slices on expanded rows, which are those that are seen.
-    ("among expanded rows the diagonal stays where it was", SOURCE, "  s.hi = shift_bound(s.hi, by);\n", "", EXPANDED),
-    ("among expanded rows a window's far end stays where it was", SOURCE, "  s.lo = shift_bound(s.lo, by);\n", "", EXPANDED),
-    ("among expanded rows those between the seen ones count too", SOURCE, "++r) before += r->size();", "++r) before = r->end;",
-     EXPANDED),
-    ("expanded rows are attended by the slices of the rows that moved", FORWARD, "        call.slices = source->slices(n);\n", "",
-     EXPANDED),
-    ("gradients of expanded rows are made by the slices of the rows that moved", BACKWARD,
-     "          call.slices = source->slices(n);\n", "", EXPANDED),
     ("dsink on a GPU is made with the LSE of the first head", DEVICE, "exp(logit - load(lse, row, head, 0))",
      "exp(logit - load(lse, row, 0, 0))", ON_GPU),
     ("sums on a GPU replace each other", DEVICE, "element<float>(to, row, head)[i] += element", "element<float>(to, row, head)[i] = element",

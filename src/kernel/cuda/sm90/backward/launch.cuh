@@ -12,8 +12,6 @@
 // Two consumers ping-pong with one or two slots per step (has_one_slot); three do not.
 #pragma once
 
-#include <type_traits>
-
 #include "cuda/launch.h"
 #include "kernel/cuda/sm90/backward/half_tiles.cuh"
 #include "kernel/cuda/sm90/backward/one_slot.cuh"
