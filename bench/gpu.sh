@@ -166,12 +166,13 @@ if has bench && need "$weft" bench; then
       cat "$out/bench.$name.log" >>"$out/bench.txt"
     fi
   }
-  for case in $("$weft" bench --kernel "$kernel" --list | cut -d ' ' -f 1 | grep -v '^mla'); do
+  for case in $("$weft" bench --kernel "$kernel" --list | cut -d ' ' -f 1 | grep -v '^mla-absorbed'); do
     timed "$case" --kernel "$kernel" --cases "$case" "${peer[@]}"
     timed "$case.deterministic" --kernel "$kernel" --cases "$case" --pass backward --deterministic
   done
   for case in packed rank-of-8 short-rank-of-8; do timed "graph.$case" --kernel "$kernel" --cases "$case" --graph; done
   timed mla-absorbed --kernel cuda.portable --cases mla-absorbed,mla-absorbed-128 --repeat 5
+  timed mla-absorbed.forward --kernel "$kernel" --cases mla-absorbed,mla-absorbed-128 --pass forward --repeat 5
   timed f32 --kernel cuda.portable --cases width-128 --dtype f32
   cat "$out/bench.txt"
 fi

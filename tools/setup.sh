@@ -73,10 +73,21 @@ pip_install() {
   want=$(sha256sum "$2")
   if [ "$(cat ".venv/$1" 2> /dev/null)" = "$want" ]; then return; fi
   echo "setup: installing $2 into .venv"
-  # Compiled when imported: of torch and its like tests use a small part.
-  .venv/bin/python -m pip install --quiet --disable-pip-version-check --no-compile "${@:3}" --requirement "$2"
+  # uv takes a third of pip's time, but knows nothing of pip's settings (a mirror, certificates): then pip does it.
+  # Nothing is compiled before it is imported: of torch and its like tests use a small part.
+  if ! .venv/bin/uv pip install --quiet --cache-dir .venv/cache --python .venv/bin/python "${@:3}" --requirement "$2" 2> /dev/null; then
+    .venv/bin/python -m pip install --quiet --disable-pip-version-check --no-compile "${@:3}" --requirement "$2"
+  fi
+  rm -rf .venv/cache
   printf '%s\n' "$want" > ".venv/$1"
 }
+
+# One at a time: make test starts this in the background, where an interrupt does not reach it.
+if command -v flock > /dev/null; then
+  mkdir -p build
+  exec 9> build/setup.lock
+  flock 9
+fi
 
 # .venv: what the Python module is built with and, in group `run`, everything that it is tested and compared with. torch is
 # the large one: PyPI's build for aarch64 is for CPUs alone (100 MB to fetch), the one for x86_64 (900 MB) is linked with gigabytes
@@ -87,6 +98,9 @@ if asked test || asked run || asked peer; then
     python3 -m venv --clear .venv
   fi
   pip_install requirements.sha256 tools/requirements.txt
+fi
+if asked full || asked lint || asked docs; then
+  [ -x .venv/bin/python ] || die "groups full, lint and docs need .venv: add the group test"
 fi
 if asked run || asked peer; then
   if [ "$(uname -m)" = x86_64 ] && ! nvidia-smi -L > /dev/null 2>&1; then
@@ -101,7 +115,7 @@ if asked run || asked peer; then
   else
     pip_install requirements-python.sha256 tools/requirements-python.txt
   fi
-  if asked full; then pip_install requirements-trl.sha256 tools/requirements-trl.txt --no-deps; fi
-  if asked lint; then pip_install requirements-lint.sha256 tools/requirements-lint.txt; fi
-  if asked docs; then pip_install requirements-docs.sha256 tools/requirements-docs.txt; fi
 fi
+if asked full; then pip_install requirements-trl.sha256 tools/requirements-trl.txt --no-deps; fi
+if asked lint; then pip_install requirements-lint.sha256 tools/requirements-lint.txt; fi
+if asked docs; then pip_install requirements-docs.sha256 tools/requirements-docs.txt; fi

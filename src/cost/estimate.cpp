@@ -126,7 +126,7 @@ class Estimate : private OutlineBuilder {
 
   Pattern enter(Index step, double each, bool back) const override {
     if (this->step(step).move == Move::Kind::send) {
-      const Sends& sends = sends_[at(first_alike(step))];
+      const Sends& sends = sends_[at(step)];
       Pattern p = listed(sends.senders);
       p.loads = back ? sends.leave : sends.enter;
       return finished(std::move(p));
@@ -183,7 +183,7 @@ class Estimate : private OutlineBuilder {
   }
 
   Pattern send(Index step, double, bool back) const override {
-    const Sends& sends = sends_[at(first_alike(step))];
+    const Sends& sends = sends_[at(step)];
     Pattern p = listed(sends.senders);
     p.loads = back ? sends.back : sends.there;
     return finished(std::move(p));
@@ -261,63 +261,76 @@ class Estimate : private OutlineBuilder {
     add_rows(n, p, partial);
     std::vector<Index> relayed;
     for (Index m = 0; m < steps(); ++m)
-      relayed.push_back(step(m).move == Move::Kind::send ? sends_[at(first_alike(m))].relayed
+      relayed.push_back(step(m).move == Move::Kind::send ? sends_[at(m)].relayed
                         : schedule::meets_node(step(m))  ? group_rows()
                                                          : (groups_ / node() - 1) * group_rows());
     add_memory(p, rows, partial, relayed);
   }
 
-  // Rows that the sample sends and gets in steps that move only what is seen. Steps that meet the same keys move those
-  // of the first, of as many heads each.
+  // Rows that the sample sends and gets in steps that move only what is seen. Steps that meet the same keys move the
+  // same rows, each of its own heads.
   void add_touched(Index n, std::vector<Index>& rows) {
     for (Sends& sends : sends_) sends.relayed = 0;
-    const double heads = static_cast<double>(places_[at(n)].of(0).moved);
     for (const Sketch::Cell& c : sample(n).cells) {
-      const Index meeting = meeting_of(rank(n), c.source), of = first_step(meeting);
-      if (step(of).move != Move::Kind::send) continue;
-      Sends& sends = sends_[at(of)];
-      const double values = static_cast<double>(c.touched) * heads;
-      for (const Index each : steps_of(meeting)) rows[at(each)] += c.touched;
-      if (c.source == rank(n)) {
-        sends.there[at(n)].copied += values * costs_.kv_bytes();
-        sends.back[at(n)].copied += 2 * values * costs_.gradient_bytes();
-        continue;
-      }
-      if (relays() && rank(n) / node() != c.source / node()) {
-        add_relayed(n, c.source, values, sends);
-        sends.relayed += c.touched / node();
-        continue;
-      }
-      topology_.receive(sends.there[at(n)], rank(n), c.source, values * costs_.kv_bytes());
-      sends.there[at(n)].copied += values * costs_.kv_bytes();
-      topology_.send(sends.back[at(n)], rank(n), c.source, values * costs_.gradient_bytes());
-      std::vector<Index>& from = sends.senders[at(n)];
-      const Index sender = nearest(c.source);
-      if (sender != n && std::find(from.begin(), from.end(), sender) == from.end()) from.push_back(sender);
+      for_each_send(n, meeting_of(rank(n), c.source), [&](Index step, double heads) {
+        rows[at(step)] += c.touched;
+        add_seen(n, c, static_cast<double>(c.touched) * heads, sends_[at(step)]);
+      });
     }
     std::map<Index, Index> to_nodes;  // rows by node
     for (const Sketch::Sent& sent : sample(n).sent) {
-      const Index of = first_step(meeting_of(sent.to, rank(n)));
-      if (step(of).move != Move::Kind::send) continue;
-      Sends& sends = sends_[at(of)];
       if (relays() && rank(n) / node() != sent.to / node()) {
         Index& most = to_nodes[sent.to / node()];
         most = max_of(most, sent.rows);
         continue;
       }
-      const double values = static_cast<double>(sent.rows) * heads, gradients = values * costs_.gradient_bytes();
-      topology_.send(sends.there[at(n)], rank(n), sent.to, values * costs_.kv_bytes());
-      topology_.receive(sends.back[at(n)], rank(n), sent.to, gradients);
-      sends.back[at(n)].copied += 2 * gradients;
+      for_each_send(n, meeting_of(sent.to, rank(n)), [&](Index step, double heads) {
+        Sends& sends = sends_[at(step)];
+        add_sent(n, sent.to, static_cast<double>(sent.rows) * heads, sends.there[at(n)], sends.back[at(n)]);
+      });
     }
-    for (const auto& [to, sent] : to_nodes) {
+    for (const auto& [to, rows_sent] : to_nodes) {
       const Index peer = to * node() + rank(n) % node();
-      Sends& sends = sends_[at(first_step(meeting_of(peer, rank(n))))];
-      const double values = static_cast<double>(sent) * heads, gradients = values * costs_.gradient_bytes();
-      topology_.send(sends.enter[at(n)], rank(n), peer, values * costs_.kv_bytes());
-      topology_.receive(sends.leave[at(n)], rank(n), peer, gradients);
-      sends.leave[at(n)].copied += 2 * gradients;
+      for_each_send(n, meeting_of(peer, rank(n)), [&, sent = rows_sent](Index step, double heads) {
+        Sends& sends = sends_[at(step)];
+        add_sent(n, peer, static_cast<double>(sent) * heads, sends.enter[at(n)], sends.leave[at(n)]);
+      });
     }
+  }
+
+  // add(step, K/V heads that move) of each step of a meeting that moves what is seen.
+  template <class Add>
+  void for_each_send(Index n, Index meeting, const Add& add) const {
+    for (const Index m : steps_of(meeting))
+      if (step(m).move == Move::Kind::send) add(m, static_cast<double>(places_[at(n)].of(m).moved));
+  }
+
+  // The sample gets `values`, rows times heads, and sends their gradients back.
+  void add_seen(Index n, const Sketch::Cell& c, double values, Sends& sends) {
+    if (c.source == rank(n)) {
+      sends.there[at(n)].copied += values * costs_.kv_bytes();
+      sends.back[at(n)].copied += 2 * values * costs_.gradient_bytes();
+      return;
+    }
+    if (relays() && rank(n) / node() != c.source / node()) {
+      add_relayed(n, c.source, values, sends);
+      sends.relayed += c.touched / node();
+      return;
+    }
+    topology_.receive(sends.there[at(n)], rank(n), c.source, values * costs_.kv_bytes());
+    sends.there[at(n)].copied += values * costs_.kv_bytes();
+    topology_.send(sends.back[at(n)], rank(n), c.source, values * costs_.gradient_bytes());
+    std::vector<Index>& from = sends.senders[at(n)];
+    const Index sender = nearest(c.source);
+    if (sender != n && std::find(from.begin(), from.end(), sender) == from.end()) from.push_back(sender);
+  }
+
+  // The sample sends `values` and gets their gradients.
+  void add_sent(Index n, Index peer, double values, Load& there, Load& back) {
+    const double gradients = values * costs_.gradient_bytes();
+    topology_.send(there, rank(n), peer, values * costs_.kv_bytes());
+    topology_.receive(back, rank(n), peer, gradients);
+    back.copied += 2 * gradients;
   }
 
   // Rows of another node, passed on by the rank at the source's place. The others of the node see about the same rows,

@@ -50,8 +50,8 @@ class OutlineBuilder {
   Index first_step(Index meeting) const { return steps_of(meeting).front(); }
   // The first step that meets the same keys as step n, for other heads.
   Index first_alike(Index n) const {
-    for (Index same = n; (same = schedule::step_of_same_keys(description_, n)) >= 0;) n = same;
-    return n;
+    const Index before = schedule::step_of_same_keys(description_, n);
+    return before < 0 ? n : first_alike(before);
   }
   // Where a group stands among those whose keys another one meets, in the order of steps; and which meeting that is.
   Index met_at(Index group, Index source) const;

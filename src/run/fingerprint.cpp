@@ -60,7 +60,7 @@ std::uint64_t used_options(const ScheduleOptions& options) {
   }();
   const std::vector<std::uint64_t>& of_kind = known[static_cast<std::size_t>(options.kind)];
   const auto outer = static_cast<std::size_t>(options.outer);
-  return of_kind[outer < of_kind.size() ? outer : 0];  // of no account, and not checked, unless the kind is composed
+  return of_kind[outer < of_kind.size() ? outer : 0];  // only composed schedules use it, others may hold any value
 }
 
 std::uint64_t of(const Attention& attention) {

@@ -16,8 +16,9 @@ Index position_of(const Stream& stream, Index token) {
   return token - *(std::upper_bound(offsets.begin(), offsets.end(), token) - 1);
 }
 
-// The slice where, of the key rows, those that are seen by any slice stand one after another: those that this one shows
-// lie in one range of them. What it has beyond that range, it does not show.
+// The same slice for a buffer that holds only the rows that some slice sees, one range after another. All keys that
+// this one shows lie in one of these ranges, so its other keys are cut off. Kernels tile from the first key, so under a
+// window the bits depend on which rows a rank sees.
 Slice among_seen(Slice s, const std::vector<Range>& seen) {
   const Range touched = touched_keys(s);
   Index before = 0;

@@ -46,8 +46,8 @@ struct SourceCall {
   // Views of all K and V before the steps. Only their shapes count: nothing reads them.
   ConstKv shapes() const;
   std::span<const Slice> slices(Index n) const { return seen(n).slices; }
-  // Where the kernel writes their gradients, every element of them. They have the type of K and V: those of a step are
-  // whole, and what they make of the source is added up in f32.
+  // Where the kernel writes their gradients, every element of them. One call makes all of a step's dK and dV, so
+  // rounding them to the type of K and V loses no partial sums; the source's gradient is summed in f32.
   Kv gradients(Index n, Workspace& workspace) const;
   // What these are for the source is added to the rows of `sum`.
   void reduce(Index n, const ConstTensorView& taken, const Kv& gradients, const TensorView& sum) const;

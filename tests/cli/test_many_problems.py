@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 PROGRAM = Path(__file__).parents[2] / "tools/many_problems.py"
 
 
@@ -15,6 +17,7 @@ def many(tmp_path, weft, count=30):
     return done.returncode, done.stdout, log.read_text()
 
 
+@pytest.mark.long
 def test_all_shares(tmp_path):
     status, said, log = many(tmp_path, Path(os.environ["WEFT"]).resolve())
     assert status == 0 and "failed;" not in said, said

@@ -164,7 +164,7 @@ inline std::vector<KernelProblem> feature_problems(DType dtype) {
   return problems;
 }
 
-// Head dims that cuda.sm90 refuses, and the absorbed queries of latent attention: all heads on one K/V head.
+// Head dims above 256, and the absorbed queries of latent attention: all heads on one K/V head.
 inline std::vector<KernelProblem> problems_above_256(DType dtype) {
   constexpr std::pair<Index, Index> kDims[] = {{257, 300}, {320, 320}, {512, 64}, {40, 264}, {576, 512}};
   std::vector<KernelProblem> problems;

@@ -21,8 +21,21 @@ constexpr int kFailed = 1, kBadInput = 2;
 struct Verb {
   CLI::App* app;
   int (*run)(const Flags&);
+  std::vector<FlagSpec> specs;
   Flags flags = {};
 };
+
+std::vector<Verb> verbs_of(CLI::App& app) {
+  return {{app.add_subcommand("explain", "draw who holds which tokens and which slices each rank gets"), explain,
+           explain_flags()},
+          {app.add_subcommand("verify", "check slices and attention of one problem, or of --random N"), verify,
+           verify_flags()},
+#ifdef WEFT_COMMAND_BENCH
+          {app.add_subcommand("bench", "time the kernels, beside a peer if one is given"), bench, bench_flags()},
+#endif
+          {app.add_subcommand("simulate", "predict schedules and layouts on a machine, up to thousands of ranks"),
+           simulate, simulate_flags()}};
+}
 
 // One line, whatever a flag's value was: it is part of the message.
 void complain(std::string message) {
@@ -53,6 +66,10 @@ void check_verb(int argc, char** argv, const std::vector<Verb>& verbs) {
   if (word == "audit")
     throw Error("weft audit calls functions of Python, which this program cannot",
                 "it comes with the Python package (pip install weft-attention): python -m weft audit module:function");
+#ifndef WEFT_COMMAND_BENCH
+  if (word == "bench")
+    throw Error("this weft was built without bench", "make build compiles all of it: build/release/weft bench");
+#endif
   const bool is_verb =
       std::any_of(verbs.begin(), verbs.end(), [&](const Verb& v) { return v.app->get_name() == word; });
   if (!is_verb && word != "--help" && word != "-h" && word != "--version")
@@ -67,18 +84,10 @@ int run(int argc, char** argv) {
   app.set_version_flag("--version", fmt::format("weft {}", version()));
   app.require_subcommand(1);
   app.footer("Exit: 0 right, 1 a check failed, 2 bad input.");
-  std::vector<Verb> verbs = {
-      {app.add_subcommand("explain", "draw who holds which tokens and which slices each rank gets"), explain},
-      {app.add_subcommand("verify", "check slices and attention of one problem, or of --random N"), verify},
-      {app.add_subcommand("bench", "time the kernels, beside a peer if one is given"), bench},
-      {app.add_subcommand("simulate", "predict schedules and layouts on a machine, up to thousands of ranks"),
-       simulate}};
+  std::vector<Verb> verbs = verbs_of(app);
   // The Python package has this one (weft/__main__.py); here it is for --help alone.
   app.add_subcommand("audit", "is an attention right? any function of Python; in the Python package");
-  verbs[0].flags.add_to(*verbs[0].app, explain_flags());
-  verbs[1].flags.add_to(*verbs[1].app, verify_flags());
-  verbs[2].flags.add_to(*verbs[2].app, bench_flags());
-  verbs[3].flags.add_to(*verbs[3].app, simulate_flags());
+  for (Verb& verb : verbs) verb.flags.add_to(*verb.app, verb.specs);  // the parser writes into them: they stay here
   check_verb(argc, argv, verbs);
   try {
     app.parse(argc, argv);

@@ -127,7 +127,7 @@ def said(errors):
 @pytest.mark.parametrize("checker", [mypy, pyright])
 def test_examples_and_mistakes(checker, package, tmp_path):
     if not importlib.util.find_spec(checker.__name__):
-        pytest.skip(f"no {checker.__name__} (tools/setup.sh test lint)")
+        pytest.skip(f"no {checker.__name__} (tools/setup.sh test run lint)")
     pytest.importorskip("torch")
     for name, text in {**snippets(), "mistakes.py": PREAMBLE + MISTAKES}.items():
         (tmp_path / name).write_text(text)

@@ -276,7 +276,7 @@ def compiled():
                 close(a, b, f"compiled, {packing}", 1e-6)
 
 
-@case
+@long_case
 def compiled_and_recomputed():
     torch._dynamo.reset()
     layer = _Layer(None, SCHEDULES["ring"])

@@ -5,7 +5,8 @@ Words after the folder select cases by name, from all.
 
 import sys
 
-import torch._dynamo  # noqa: F401  once, before ranks are forked
+import torch._dynamo  # once, before ranks are forked
+import torch.testing._internal.optests  # noqa: F401
 
 import cases_attention  # noqa: F401
 import cases_exchange  # noqa: F401

@@ -43,7 +43,8 @@ SCHEDULES = {
     "ring_single": dict(schedule=weft.Schedule("ring", ranks_per_step=1)), "all_to_all": dict(schedule="all_to_all"),
     "hybrid": dict(schedule=weft.Schedule("hybrid", ulysses=2, outer="ring")),
     "hybrid_gather": dict(schedule=weft.Schedule("hybrid", ulysses=2, outer="all_gather")),
-    "exact": dict(schedule=weft.Schedule("exact", stages=2)), "mesh": dict(schedule="mesh"),
+    "exact": dict(schedule=weft.Schedule("exact", stages=2)),
+    "exact_groups": dict(schedule=weft.Schedule("exact", head_groups=2)), "mesh": dict(schedule="mesh"),
     "mesh_single": dict(schedule=weft.Schedule("mesh", ranks_per_step=1)),
 }
 LAYOUTS = ["zigzag", "contiguous", "striped", "balanced", "placed", "dual_chunk"]

@@ -6,6 +6,7 @@ import math
 import sys
 
 import torch
+import torch._dynamo  # once, before ranks are forked
 import torch.distributed as dist
 import weft
 import weft.torch

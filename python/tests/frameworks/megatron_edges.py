@@ -244,6 +244,20 @@ def latents_move():
 
 
 @case
+def kept_keys_are_not_made_again():
+    for recompute in (True, False):
+        case, calls = dict(mla=True, weft=dict(latent=True, recompute=recompute)), []
+        model = m.model_of(case)
+        for layer in model.decoder.layers:
+            layer.self_attention.linear_kv_up_proj.register_forward_hook(lambda *_: calls.append(1))
+        batch, params, _ = m.batch_of(case)
+        out = model(input_ids=batch["tokens"], position_ids=batch["position_ids"], attention_mask=None, packed_seq_params=params)
+        forward = len(calls)
+        out.sum().backward()
+        assert (len(calls) > forward) is recompute
+
+
+@case
 def latents_that_cannot_move():
     from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
     from weft.megatron import latent as module
@@ -271,6 +285,8 @@ def latents_that_cannot_move():
     with refused("recompute is given without latent=True"):
         weft.megatron.with_weft(get_gpt_layer_local_spec(), recompute=False)
     spec = get_gpt_layer_local_spec(multi_latent_attention=True)
+    with refused("latent=True and a MLASelfAttentionSubmodules", "give the spec of the layer"):
+        weft.megatron.with_weft(spec.submodules.self_attention.submodules, latent=True)
     spec.submodules.self_attention.submodules.linear_kv_up_proj = torch.nn.Linear
     with refused("linear_kv_up_proj is Linear", "get_gpt_layer_local_spec"):
         weft.megatron.with_weft(spec, latent=True)

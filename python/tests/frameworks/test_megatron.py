@@ -10,7 +10,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 if importlib.util.find_spec("megatron") is None:
-    pytest.skip("megatron-core is not installed (tools/setup.sh test)", allow_module_level=True)
+    pytest.skip("megatron-core is not installed (tools/setup.sh run)", allow_module_level=True)
 
 import megatron_edges
 import processes

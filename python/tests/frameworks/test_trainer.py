@@ -10,7 +10,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
-pytest.importorskip("accelerate", reason="the Trainer wants accelerate (tools/setup.sh test)")
+pytest.importorskip("accelerate", reason="the Trainer wants accelerate (tools/setup.sh run)")
 
 import weft
 import weft.trainer
@@ -131,7 +131,7 @@ def test_three_lines(number, example):
 @pytest.mark.parametrize("example", ["hf_trainer.py", "trl_sft.py"])
 def test_the_examples(tmp_path, example):
     if "trl" in example:
-        pytest.importorskip("trl", reason="tools/setup.sh test full")
+        pytest.importorskip("trl", reason="tools/setup.sh run full")
     losses = {}
     for ranks in (1, 2):  # by address: there are machines that do not know the name localhost
         done = subprocess.run(

@@ -4,7 +4,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
-pytest.importorskip("trl", reason="tools/setup.sh test full")
+pytest.importorskip("trl", reason="tools/setup.sh run full")
 
 import processes
 import trl_worker

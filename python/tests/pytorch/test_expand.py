@@ -4,6 +4,7 @@ import itertools
 import random
 import threading
 import weakref
+from functools import partial
 
 import pytest
 
@@ -17,7 +18,7 @@ attend = weft.torch.context_parallel_attention
 WIDTH, ROPE, DIM, DIM_V = 6, 2, 4, 3
 SCHEDULES = [("all_gather", {}), ("all_gather", {"key_order": "rank"}), ("all_gather", {"head_groups": 2}), ("ring", {}),
              ("ring", {"ranks_per_step": 1}), ("all_to_all", {}), ("all_to_all", {"head_groups": 2}), ("exact", {}),
-             ("exact", {"stages": 1})]
+             ("exact", {"stages": 1}), ("exact", {"head_groups": 2})]
 
 
 def schedules(ranks):
@@ -243,8 +244,11 @@ def test_counters_are_the_traffic():
     assert all(weft.spawn(4, of_rank))
 
 
-@pytest.mark.parametrize("heads, least", [pytest.param(128, 60, marks=pytest.mark.long), (32, 17), (16, 8.8)],
-                         ids=["tp1", "tp4", "tp8"])
+@pytest.mark.parametrize("heads, least", [
+    pytest.param(128, 60, marks=pytest.mark.long, id="tp1"),
+    pytest.param(32, 17, marks=pytest.mark.long, id="tp4"),
+    pytest.param(16, 8.8, id="tp8"),
+])
 def test_counted_bytes_of_deepseek(heads, least):
     """Its heads on 8 ranks, on so few tokens that it is quick: communicators count what traffic() says, of the latent and of K
     and V of all heads."""
@@ -375,6 +379,41 @@ def test_context_parallel():
         return all(torch.equal(a, b) for x, y in (results[:2], results[2:]) for a, b in zip(x, y))
 
     assert all(weft.spawn(2, of_rank))
+
+
+def test_context_parallel_keeps():
+    """What is kept is not made again, also where the function makes all heads at once."""
+    up, packing = Up(2), weft.Packing([0, 7, 16])
+    cp = weft.torch.ContextParallel(packing)
+    q, source = (torch.randn(16, *shape, dtype=torch.float64, requires_grad=True) for shape in ((4, DIM), (WIDTH,)))
+    for recompute in (True, False):
+        out = cp.attention(q, source, expand=up, recompute=recompute)
+        before = up.calls
+        out.sum().backward()
+        assert (up.calls > before) is recompute
+
+
+def test_gradients_of_leaves_that_share():
+    """autograd gives one tensor for both leaves of a sum, and one number for all of a leaf that is only added up."""
+    packing, halves = weft.Packing([0, 16]), torch.randn(2, 2, DIM + DIM_V, WIDTH, dtype=torch.float64)
+    tensors = [torch.randn(16, *shape, dtype=torch.float64) for shape in ((4, DIM), (WIDTH,))]
+
+    def of_rank(comm, apart):
+        q, source = (weft.torch.shard(x, packing, comm, layout="zigzag") for x in tensors)
+        leaves = [x.clone().requires_grad_() for x in halves] if apart else [halves.sum(0).requires_grad_()]
+        gate = torch.ones(5, dtype=torch.float64, requires_grad=True)
+
+        def expand(rows):
+            kv = torch.einsum("tw,hdw->thd", rows, sum(leaves)) * gate.sum()
+            return kv.split([DIM, DIM_V], -1)
+
+        out = attend(q, source, packing, causal=True, group=comm, layout="zigzag", expand=expand,
+                     schedule=weft.Schedule("ring", ranks_per_step=1))
+        return torch.autograd.grad(out.sum(), [*leaves, gate])
+
+    for (one, of_gate), (left, right, gate) in zip(*(weft.spawn(4, partial(of_rank, apart=apart)) for apart in (False, True))):
+        assert left.equal(right) and (left - one).norm() <= 1e-12 * one.norm()
+        assert gate.equal(of_gate) and gate.abs().min() > 0
 
 
 def test_context_parallel_refusals(refused):

@@ -166,7 +166,7 @@ def test_an_error_of_one_thread_leaves_the_others(group):
 
     def right():
         try:
-            for _ in range(200):
+            for _ in range(60):
                 kind.check()
         finally:
             over.set()

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import torch
+import torch._dynamo  # once, before ranks are forked
 
 sys.path.insert(0, str(Path(__file__).parents[3] / "examples"))
 import processes

@@ -95,6 +95,10 @@ def with_weft(spec: S, *, latent: bool = False, recompute: bool = True, **option
     if not _replace(changed, ModuleSpec(module=WeftCoreAttention, params=options)):
         raise error(f"there is no core_attention in a {type(spec).__name__}",
                     "give the spec of a layer or block with self-attention, such as get_gpt_layer_local_spec() returns")
-    for attention in _self_attentions(changed) if latent else ():
+    attentions = _self_attentions(changed) if latent else []
+    if latent and not attentions:
+        raise error(f"latent=True and a {type(spec).__name__}, which does not say what its self-attention is",
+                    "give the spec of the layer or of its self-attention, a ModuleSpec")
+    for attention in attentions:
         _latent(attention, recompute)
     return changed

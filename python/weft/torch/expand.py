@@ -165,7 +165,11 @@ class _Maker:
         x = rows.detach().requires_grad_(graph)
         with torch.set_grad_enabled(graph):
             k, v = self.function(x, positions, heads)
-            return _Made(x, k, v) if self.function.wanted.heads else _Made(x, k[:, heads], v[:, heads])
+            if not self.function.wanted.heads:
+                k, v = k[:, heads], v[:, heads]
+                if keep:  # a view would keep the heads of all other groups as well
+                    k, v = k.contiguous(), v.contiguous()
+            return _Made(x, k, v)
 
     def expand(self, buffer: Any, step: int, first: int, last: int) -> Tuple[Any, Any]:
         key = step, first, last
@@ -195,7 +199,8 @@ class _Maker:
         for i, grad in enumerate(grads[1:]):
             if grad is not None:
                 before = self.sums[i]
-                self.sums[i] = grad.to(statistics(grad.dtype)) if before is None else before.add_(grad)
+                # A copy: gradients of several leaves may be one tensor, or the executor's memory.
+                self.sums[i] = grad.to(statistics(grad.dtype), copy=True) if before is None else before.add_(grad)
 
 
 _hows: Dict[Any, str] = {}  # settings with the schedule that auto stands for

@@ -27,7 +27,7 @@ _UNUSED_TAG = _FIRST_TAG + _TAGS
 _CAUSE = "weft: first failure"  # in the store of the group
 _ABORT_SECONDS = 10.0  # that NCCL has to end its communicators; streams go on at once
 _SHOWN_CALLS = 4  # of the record, in an error
-_COMPARED = 4  # ranks that one on a GPU asks: where ranks differ, some neighbours do
+_COMPARED = 4  # neighbours that a rank asks; enough, because where any two ranks differ, some two neighbours do
 _SAME_PROBLEM, _OTHER_RANK = "give every rank the same problem, options and calls", "see to the rank that failed first"
 
 
@@ -212,10 +212,14 @@ class Transport:
             if torch.cuda.is_current_stream_capturing():
                 raise error(f"the first call over {self.ranks} ranks on GPU {device} is inside the capture of a CUDA graph, "
                             "where NCCL cannot begin", "make one such call outside of the capture first, as graphs are warmed up")
+            compare = torch.full((1,), float(self.compares_on_gpus), device=torch.device("cuda", device))
             try:
-                dist.all_reduce(torch.zeros(1, device=torch.device("cuda", device)), group=self.group)
+                dist.all_reduce(compare, group=self.group)
+                some = int(compare.item())
             except RuntimeError as e:
                 raise self.lost_on_gpu([r for r in range(self.ranks) if r != self.rank], device, e) from None
+            if some not in (0, self.ranks):  # ranks with and without it send different messages
+                raise error(f"WEFT_COMPARE_NCCL=1 is set on {some} of {self.ranks} ranks", "set it on all of them or on none")
             self.met.add(device)
 
     def exchange_on_gpu(self, sends: Any, receives: Any, device: int, stream: int) -> gpu_calls.Handle:

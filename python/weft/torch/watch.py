@@ -45,7 +45,8 @@ class Watch:
         self.last: Optional[Tuple[float, Any, int, List[int]]] = None  # since when, what is recorded behind them, GPU, peers
         self.events: Dict[int, Any] = {}  # by GPU
         self.runs = self.answered = False
-        self.asked = 0.0, _PATIENCE  # since when it was quiet when others were last asked; seconds of quiet until the next time
+        # Of the last question: `touched` as it was then, and after how many seconds without a call the next one is due.
+        self.asked = 0.0, _PATIENCE
 
     def start(self) -> None:
         if self.runs:

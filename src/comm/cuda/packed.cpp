@@ -17,12 +17,18 @@ std::vector<Parcel> parcels(const std::vector<PackedMessage>& messages, Index ra
 // Those of a call that the stream will wait for.
 class ArrivingSigns final : public detail::SignsInFlight::Arriving {
  public:
-  ArrivingSigns(StreamSigns signs, cudaStream_t stream) : signs_(std::move(signs)) {
+  // Takes the signs last: if this throws, the caller still has them and can abandon them.
+  ArrivingSigns(StreamSigns&& signs, cudaStream_t stream) {
     WEFT_CUDA(cudaEventRecord(done_.get(), stream));
+    signs_ = std::move(signs);
   }
   bool came() override {
+    // In another mode the question would end a capture that any thread makes.
+    cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
+    clear_last_error(cudaThreadExchangeStreamCaptureMode(&mode));
     const cudaError_t result = cudaEventQuery(done_.get());
     clear_last_error(result);  // not ready is not an error
+    clear_last_error(cudaThreadExchangeStreamCaptureMode(&mode));
     return result == cudaSuccess;
   }
   std::optional<std::string> disagreement() const override { return signs_.disagreement(); }
@@ -36,8 +42,8 @@ class ArrivingSigns final : public detail::SignsInFlight::Arriving {
 // The fingerprints of one call.
 class CarriedSigns {
  public:
-  CarriedSigns(StreamSigns signs, std::shared_ptr<detail::SignsInFlight> in_flight, cudaStream_t stream)
-      : signs_(std::move(signs)), in_flight_(std::move(in_flight)), stream_(stream) {}
+  CarriedSigns(StreamSigns signs, std::shared_ptr<detail::SignsInFlight> in_flight, int device, cudaStream_t stream)
+      : signs_(std::move(signs)), in_flight_(std::move(in_flight)), device_(device), stream_(stream) {}
   ~CarriedSigns() {  // also of a call that nobody waited for
     try {
       queued();
@@ -51,13 +57,15 @@ class CarriedSigns {
   const StreamSigns& get() const { return signs_; }
   // The stream will wait for them.
   void queued() {
-    if (in_flight_ != nullptr && !signs_.empty())
-      in_flight_->add(std::make_unique<ArrivingSigns>(std::move(signs_), stream_));
+    if (in_flight_ == nullptr || signs_.empty()) return;
+    const DeviceGuard on(device_);  // an event is recorded in streams of its own device alone
+    in_flight_->add(std::make_unique<ArrivingSigns>(std::move(signs_), stream_));
   }
 
  private:
   StreamSigns signs_;
   std::shared_ptr<detail::SignsInFlight> in_flight_;
+  int device_;
   cudaStream_t stream_;
 };
 
@@ -68,7 +76,7 @@ class PackedExchange final : public Request::Pending {
       : rank_(rank),
         device_(place.device),
         stream_(static_cast<cudaStream_t>(place.stream)),
-        signs_(std::move(signs), std::move(in_flight), stream_),
+        signs_(std::move(signs), std::move(in_flight), device_, stream_),
         sends_(room_for_sends(std::move(sends), stream_)) {
     pack(sends_, stream_);
     for (Message& m : receives) {
@@ -115,7 +123,7 @@ class PackedCollective final : public Request::Pending {
                    std::shared_ptr<detail::SignsInFlight> in_flight, const Start& start)
       : device_(place.device),
         stream_(static_cast<cudaStream_t>(place.stream)),
-        signs_(std::move(signs), std::move(in_flight), stream_),
+        signs_(std::move(signs), std::move(in_flight), device_, stream_),
         from_(from, stream_),
         to_(to, stream_) {
     from_.pack(stream_);

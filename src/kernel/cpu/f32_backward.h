@@ -243,7 +243,7 @@ class F32Backward : public BackwardEntry<F32Backward<S>> {
         const Range rows{first * kPanel, last * kPanel};
         if (count == kAddKeys)
           add_rows<kAddKeys, kColumns>(row, j, rows, product, columns);
-        else if (count == 4)
+        else if (kAddKeys > 4 && count == 4)
           add_rows<4, kColumns>(row, j, rows, product, columns);
         else
           add_rows<1, kColumns>(row, j, rows, product, columns);

@@ -10,8 +10,9 @@ namespace weft::cpu {
 template <class S>
 class F32Forward : public ForwardEntry<F32Forward<S>> {
  public:
-  // K and V tiles share L1 with the scores; of blocks only one has to, and more keys mean fewer loads of O. Part of a
-  // row's arithmetic, so it depends on the widths alone.
+  // K and V tiles share L1 with the scores. Where V is stored in blocks of columns only one block has to fit, so the
+  // tile can be longer, and O is loaded and stored less often. Part of a row's arithmetic, so it depends on the widths
+  // alone.
   static Index key_tile(Index dim_qk, Index dim_v) {
     if constexpr (S::kBlocked) return 96;
     return S::kPair * (dim_qk + dim_v > 128 ? 32 : 64);

@@ -2,10 +2,10 @@
 //
 // A SIMD type S has: V (a vector of kLanes floats), Quad (four neighbouring floats, one of which fma_lane<L> spreads
 // over all lanes), load, store, all, zero, add, sub, mul, fma(a, b, c) = a·b + c, max, fma_lane<L>(sum, x, quad), and
-// what elementwise.h asks for. kPanel rows are in a panel; product_by_rows computes kKeys rows of kPanel columns at a
-// time, product_by_columns 4 rows of kPvVectors vectors; kBlocked: see ColumnBlocks in rows.h. Targets define it in
-// a file of their own; everything here is a template over it, so that code of different instruction sets can never be
-// mixed up by the linker.
+// what elementwise.h asks for. kPanel rows are in a panel; scores are computed kKeys rows by kPanel columns at a time,
+// sums of dK and dV at most kKeys rows, product_by_columns 4 rows of kPvVectors vectors; kBlocked: see ColumnBlocks in
+// rows.h. Targets define it in a file of their own; everything here is a template over it, so that code of different
+// instruction sets can never be mixed up by the linker.
 //
 // kPair == 1: all numbers are f32. kPair == 2: a and b, p and v below are units of two bf16 (rows.h), n counts units
 // and fma_lane is a dot product of pairs. That S has join(even, odd): a unit per lane, rounded; store_rounded(to, x):

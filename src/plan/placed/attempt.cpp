@@ -10,8 +10,8 @@ namespace {
 
 double real(Index n) { return static_cast<double>(n); }
 
-// Chunks of long sequences end at multiples of this, so that kernels' tiles are full, unless that is more than one part
-// in so many of a rank's share.
+// Chunks of long sequences end at multiples of a tile, so that kernels' tiles are full, while a tile is at most 1/kFine
+// of a rank's share; otherwise at multiples of half a tile, and so on.
 constexpr Index kTile = 64, kFine = 64;
 
 // Sequences of less than this share of a rank's target are placed by one queue of ranks: whole, as none of them can

@@ -8,6 +8,7 @@
 #include <nlohmann/json.hpp>
 
 #include "bench/case.h"
+#include "bench/clock.h"
 #include "bench/modes.h"
 #include "bench/peer.h"
 #include "bench/rounds.h"
@@ -26,8 +27,14 @@ namespace {
 
 constexpr Index kProduct = 8192;  // rows and columns of the square matrices that the peer multiplies
 
-std::optional<std::string> refusal_of(const Kernel& kernel, DType dtype, Index dim, Index dim_v) {
-  return kernel.refusal({.dtype = dtype, .dim_qk = dim, .dim_v = dim_v, .device = DeviceKind::cuda});
+// The forward always runs: the backward needs its results.
+std::optional<std::string> refusal_of(const Kernel& kernel, const Flags& flags, DType dtype, Index dim, Index dim_v) {
+  for (const Pass pass : {Pass::forward, passes_of(flags).back()}) {
+    std::optional<std::string> why =
+        kernel.refusal({.pass = pass, .dtype = dtype, .dim_qk = dim, .dim_v = dim_v, .device = DeviceKind::cuda});
+    if (why) return why;
+  }
+  return {};
 }
 
 std::vector<const GpuCase*> asked_cases(const Flags& flags, const Kernel& kernel, DType dtype) {
@@ -38,8 +45,12 @@ std::vector<const GpuCase*> asked_cases(const Flags& flags, const Kernel& kernel
       all.push_back(&c);
   const std::string* asked = flags.find("cases");
   if (asked == nullptr) {  // without widths that the kernel does not do
-    if (!refusal_of(kernel, dtype, 128, 128))
-      std::erase_if(all, [&](const GpuCase* c) { return refusal_of(kernel, dtype, c->dim, c->width_v()).has_value(); });
+    if (!refusal_of(kernel, flags, dtype, 128, 128))
+      std::erase_if(all, [&](const GpuCase* c) {
+        const std::optional<std::string> why = refusal_of(kernel, flags, dtype, c->dim, c->width_v());
+        if (why) fmt::print(stderr, "weft: left out {}: {}\n", c->name, *why);
+        return why.has_value();
+      });
     return all;
   }
   std::vector<const GpuCase*> some;
@@ -173,7 +184,7 @@ int bench_gpu(const Flags& flags) {
   const Index rounds = flags.within("repeat", 20, 1, 1000);
   const std::vector<const GpuCase*> cases = asked_cases(flags, kernel, options.dtype);
   for (const GpuCase* c : cases)
-    if (const std::optional<std::string> why = refusal_of(kernel, options.dtype, c->dim, c->width_v()))
+    if (const std::optional<std::string> why = refusal_of(kernel, flags, options.dtype, c->dim, c->width_v()))
       throw Error(fmt::format("kernel {} cannot do {} {}: {}", kernel.name, c->name, weft::name(options.dtype), *why),
                   "choose others by --cases and --dtype, or another --kernel");
   JsonOutput output(flags.find("json"));

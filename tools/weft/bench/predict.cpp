@@ -11,7 +11,6 @@
 
 #include "bench/clock.h"
 #include "bench/modes.h"
-#include "bench/rounds.h"
 #include "bench/schedule_runs.h"
 #include "calibrate/calibrate.h"
 #include "flags/lengths.h"

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <numeric>
 #include <thread>
 
 #include <fmt/format.h>
@@ -73,12 +72,6 @@ void run_rounds(const std::vector<Contender*>& contenders, Index rounds) {
       c->seconds.push_back(sits_out ? std::optional<double>() : c->sample());
     }
   }
-}
-
-double median(std::vector<double> values) {
-  std::sort(values.begin(), values.end());
-  const std::size_t half = values.size() / 2;
-  return values.size() % 2 == 1 ? values[half] : std::midpoint(values[half - 1], values[half]);
 }
 
 double gflops(const Contender& c) {

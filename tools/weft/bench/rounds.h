@@ -28,7 +28,6 @@ std::optional<Contender> gemm_contender(Peer& peer, DType dtype, int threads);
 
 void run_rounds(const std::vector<Contender*>& contenders, Index rounds);
 
-double median(std::vector<double> values);
 double gflops(const Contender& c);
 // How many times as fast as `other`, in flops: the median over the rounds in which both ran.
 double ratio(const Contender& c, const Contender& other);

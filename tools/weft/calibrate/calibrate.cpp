@@ -12,7 +12,6 @@
 
 #include "bench/case.h"
 #include "bench/clock.h"
-#include "bench/rounds.h"
 #include "calibrate/kernel_call.h"
 #include "calibrate/kernel_fit.h"
 #include "check/tensors.h"

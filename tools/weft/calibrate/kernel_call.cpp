@@ -5,7 +5,6 @@
 #include <functional>
 
 #include "bench/clock.h"
-#include "bench/rounds.h"
 #include "check/tensors.h"
 #include "device/device.h"
 #include "weft/device_plan.h"

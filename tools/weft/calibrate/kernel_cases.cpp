@@ -138,9 +138,9 @@ const std::vector<GpuCase>& gpu_cases() {
       {"width-128", "", {.lengths = {8192}, .heads_q = 16, .heads_k = 4}},
       {"width-192", "", {.lengths = {8192}, .heads_q = 16, .heads_k = 16}, 192, 128},
       {"width-256", "", {.lengths = {8192}, .heads_q = 16, .heads_k = 4}, 256},
+      {"documents-of-32", "", {.lengths = repeated({{2048, 32}})}},
       // Multi-head latent attention: keys and values of all heads.
       {"mla-packed", "", {.lengths = kPacked, .heads_q = 128, .heads_k = 128}, 192, 128},
-      {"documents-of-32", "", {.lengths = repeated({{2048, 32}})}},
       // Queries of latent attention that have absorbed the projection of K: all heads on one K/V head.
       {"mla-absorbed", "", {.lengths = kPacked, .heads_q = 16, .heads_k = 1}, 576, 512, 0, true},
       {"mla-absorbed-128", "", {.lengths = {4096, 2048, 1024, 1024}, .heads_q = 128, .heads_k = 1}, 576, 512, 0, true},
