@@ -138,16 +138,19 @@ void cut(ByteChoices& bytes) {
   weft::MicroSplit split{.ranks = bytes.pick(1, 4), .micros = bytes.pick(1, 5)};
   if (bytes.one_in(2)) split.remainder = weft::MicroSplit::Remainder::pad;
   if (bytes.one_in(3)) split.even_work = weft::Mask{.causal = true, .left = bytes.pick(-1, 20)};
-  if (bytes.one_in(4)) split.first_document_begin = hostile(bytes, 0);
-  if (bytes.one_in(3)) (bytes.one_in(2) ? split.ranks : split.micros) = hostile(bytes, split.micros);
+  const bool spoiled = bytes.one_in(3);
+  if (spoiled && bytes.one_in(2)) split.first_document_begin = hostile(bytes, 0);
+  if (spoiled && bytes.one_in(2)) (bytes.one_in(2) ? split.ranks : split.micros) = hostile(bytes, split.micros);
   try {
     const weft::MicroSequences micros(documents, split);
     if (micros.rows().size() > 20 * kMostRows || micros.ranks() * micros.micros() > 64) return;
     check_windows(micros, documents);
-    const weft::Mask mask{.causal = true, .left = hostile(bytes, 3)};
+    const weft::Mask mask{.causal = true, .left = spoiled ? hostile(bytes, 3) : bytes.pick(-1, 20)};
     static_cast<void>(key_rows(micros, mask, {.drop = bytes.one_in(2), .ahead = bytes.one_in(2)}));
     static_cast<void>(micros.work(micros.problem(mask)));
-  } catch (const weft::Error&) {
+  } catch (const weft::Error&) {  // rows that do not divide, and even work wants a token a rank
+    const bool may_refuse = split.remainder != weft::MicroSplit::Remainder::pad || split.even_work;
+    expect(spoiled || may_refuse, "documents that can be cut are refused");
   }
 }
 
@@ -240,13 +243,14 @@ weft::Tree tree_of(ByteChoices& bytes, bool spoiled, List& parents) {
   }
   List ends(parents.size());
   std::iota(ends.begin(), ends.end(), Index{0});
-  if (bytes.one_in(3)) weft::fuzz::spoil_entry(bytes, ends);
+  if (spoiled && bytes.one_in(2)) weft::fuzz::spoil_entry(bytes, ends);
   if (bytes.one_in(2)) return weft::Tree::from_nodes({.parents = parents, .lengths = lengths});
   return weft::Tree::from_nodes({.parents = parents, .lengths = lengths, .sequence_end = ends});
 }
 
 void grow_tree(ByteChoices& bytes) {
   const bool spoiled = bytes.one_in(2);
+  bool may_refuse = spoiled;
   try {
     List parents;
     weft::Tree tree = tree_of(bytes, spoiled, parents);
@@ -268,6 +272,7 @@ void grow_tree(ByteChoices& bytes) {
     expect(both.used_rows() == trees[0].used_rows() + trees[1].used_rows(), "the rows of joined trees");
     List some = numbers(bytes, 5, max_of(both.sequences() - 1, 0));
     if (spoiled) weft::fuzz::spoil_entry(bytes, some);
+    may_refuse = true;  // a sequence asked for twice, a budget that is too small
     Index tokens = 0;
     const weft::Tree part = both.subset(some);
     for (const Index s : some) tokens += both.length(s);
@@ -275,6 +280,7 @@ void grow_tree(ByteChoices& bytes) {
     const weft::PackOptions options = pack_options(bytes, spoiled);
     if (options.budget <= kMostRows) check_packed(pack_trees(trees, options), trees, options.budget);
   } catch (const weft::Error&) {
+    expect(may_refuse, "a tree is refused");
   }
 }
 
@@ -285,7 +291,8 @@ void tree_of_sequences(ByteChoices& bytes) {
   for (Index n = bytes.pick(0, 20); n > 0; --n)
     cu_seqlens.push_back(min_of(cu_seqlens.back() + bytes.pick(0, 12), total));
   cu_seqlens.push_back(total);
-  if (bytes.one_in(3)) weft::fuzz::spoil_entry(bytes, cu_seqlens);
+  const bool spoiled = bytes.one_in(3);
+  if (spoiled) weft::fuzz::spoil_entry(bytes, cu_seqlens);
   try {
     const weft::Tree tree = weft::Tree::from_sequences(tokens, cu_seqlens);
     const List rows = tree.rows_of_tokens(), edges = tree.edge_of_token(), cu = tree.cu_seqlens();
@@ -299,6 +306,7 @@ void tree_of_sequences(ByteChoices& bytes) {
         expect(all.rows[at(edges[i])] == rows[i - 1] && all.next_rows[at(edges[i])] == rows[i], "the edge of a token");
     }
   } catch (const weft::Error&) {
+    expect(spoiled, "sequences are refused");
   }
 }
 

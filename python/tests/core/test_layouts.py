@@ -171,8 +171,8 @@ def test_the_registry_from_many_threads():
 
     def one(seed):
         try:
-            for n in range(200):
-                cu = [0, 50 + (seed * 200 + n) % 300]
+            for n in range(80):
+                cu = [0, 50 + (seed * 80 + n) % 300]
                 weft.use_layout(cu, seed % 4, ranks=4)
                 _placed.check(weft.Layout("balanced", weft.Packing(cu), 4), seed % 4, None)
         except Exception as e:

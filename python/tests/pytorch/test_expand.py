@@ -14,7 +14,7 @@ import weft.torch
 from torch.nn import functional as F
 from weft.sharding import layout_of
 
-attend = weft.torch.context_parallel_attention
+attend, LONG = weft.torch.context_parallel_attention, pytest.mark.long
 WIDTH, ROPE, DIM, DIM_V = 6, 2, 4, 3
 SCHEDULES = [("all_gather", {}), ("all_gather", {"key_order": "rank"}), ("all_gather", {"head_groups": 2}), ("ring", {}),
              ("ring", {"ranks_per_step": 1}), ("all_to_all", {}), ("all_to_all", {"head_groups": 2}), ("exact", {}),
@@ -244,11 +244,8 @@ def test_counters_are_the_traffic():
     assert all(weft.spawn(4, of_rank))
 
 
-@pytest.mark.parametrize("heads, least", [
-    pytest.param(128, 60, marks=pytest.mark.long, id="tp1"),
-    pytest.param(32, 17, marks=pytest.mark.long, id="tp4"),
-    pytest.param(16, 8.8, id="tp8"),
-])
+@pytest.mark.parametrize("heads, least", [pytest.param(128, 60, marks=LONG), pytest.param(32, 17, marks=LONG), (16, 8.8)],
+                         ids=["tp1", "tp4", "tp8"])
 def test_counted_bytes_of_deepseek(heads, least):
     """Its heads on 8 ranks, on so few tokens that it is quick: communicators count what traffic() says, of the latent and of K
     and V of all heads."""

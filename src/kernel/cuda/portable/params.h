@@ -123,7 +123,7 @@ template <class N>
 void run_forward(Width width, const ForwardParams& params, cudaStream_t stream);
 template <class N>
 void run_backward(Width width, const BackwardParams& params, cudaStream_t stream);
-// Widths above 256: dK, dV and dQ by the owners of their rows.
+// Widths above 256. dK, dV and dQ are computed by the owners of their rows.
 template <class N>
 void run_wide_forward(bool large_shared, const ForwardParams& params, cudaStream_t stream);
 template <class N>

@@ -114,7 +114,8 @@ constexpr int wide_forward_shared(bool f32, bool large_shared) {
 // large shared memory the next step's are loaded meanwhile.
 constexpr int wide_gradient_rows(bool f32) { return f32 ? 16 : 32; }
 constexpr int wide_gradient_stages(bool f32, bool large_shared) { return !f32 && large_shared ? 2 : 1; }
-// Both sides, dP and P as f32 and as operands, {lse, delta} of the rows of each stage, live keys.
+// Both sides, P and dS as operands, P times the slope of softcap as f32, {lse, delta} of the rows of each stage, live
+// keys.
 constexpr int wide_gradient_shared(bool f32, bool large_shared) {
   const int rows = wide_gradient_rows(f32), stages = wide_gradient_stages(f32, large_shared);
   return 2 * parts_of(f32) * rows * ((1 + stages) * kWideColumns + 2 * wide_pitch(rows)) + 4 * rows * rows +

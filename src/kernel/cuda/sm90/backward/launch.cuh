@@ -9,7 +9,8 @@
 // part of it from all keys, one step late, and adds it to f32 sums in global memory. With Dq::ordered it leaves the
 // part in shared memory for a thread that waits until all earlier additions are done.
 //
-// Two consumers ping-pong with one or two slots per step (has_one_slot); three do not.
+// Up to 128 columns two consumers ping-pong with one or two slots per step (has_one_slot). Three, and the two of
+// half_tiles.cuh, do not.
 #pragma once
 
 #include "cuda/launch.h"
