@@ -1,5 +1,5 @@
-// What the consumers of one_slot.cuh, two_slots.cuh, half_tiles.cuh and three_warpgroups.cuh share: a warpgroup's 64 keys,
-// its WGMMAs, and where their results go.
+// What the consumers of one_slot.cuh, two_slots.cuh, half_tiles.cuh and three_warpgroups.cuh share: a warpgroup's 64
+// keys, its WGMMAs, and where their results go.
 #pragma once
 
 #include "kernel/cuda/sm90/backward/probabilities.cuh"
