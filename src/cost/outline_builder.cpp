@@ -130,8 +130,8 @@ void OutlineBuilder::add_moves() {
   }
 }
 
-// An earlier step that moves the same rows of as many heads, so that its messages are those of this one: groups of heads
-// are equal, and nothing is passed on that came in the step before.
+// An earlier step that moves the same rows of as many heads, so that its messages are those of this one: groups of
+// heads are equal, and nothing is passed on that came in the step before.
 Index OutlineBuilder::alike(Index n) const {
   const Index same = schedule::step_of_same_keys(description_, n);
   const bool equal = !base_.swap && base_.heads_k % step(n).parts == 0;
