@@ -69,6 +69,22 @@ def test_the_latent_moves():
         check("llama", "balanced", "all_gather", {"latent": True})
 
 
+def test_kept_keys_are_not_made_again():
+    _, ours = pair_of("deepseek_v3")
+    packing, calls = packing_of("balanced"), []
+    hooks = [module.register_forward_hook(lambda *_: calls.append(1)) for name, module in ours.named_modules()
+             if name.endswith("kv_b_proj")]
+    for recompute in (True, False):
+        with weft.transformers.packed(packing, latent=True, recompute=recompute):
+            logits = ours(**weft.transformers.inputs(tokens(packing.tokens_q), packing), use_cache=False).logits
+            forward = len(calls)
+            logits.sum().backward()
+        assert (len(calls) > forward > 0) is recompute
+        calls.clear()
+    for hook in hooks:
+        hook.remove()
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("name", CONFIGS)
 def test_documents_matter(name):
