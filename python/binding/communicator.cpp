@@ -82,7 +82,7 @@ class PythonCommunicator : public Communicator {
                             [this](std::vector<Message> to, std::vector<Message> from) {
                               return start(std::move(to), std::move(from));
                             }),
-        transport_);
+        transport_, members_);
   }
 
   // Ranks of one color use the same transport: both ends of a pair make the same calls in the same order.

@@ -3,6 +3,7 @@
 
 #include <deque>
 #include <memory>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -107,8 +108,9 @@ class PythonPending final : public Request::Pending {
 // calls, so that ranks which learn of it from those learn why.
 class SignedPending final : public Request::Pending {
  public:
-  SignedPending(std::unique_ptr<Request::Pending> inner, nb::handle transport)
-      : inner_(std::move(inner)), transport_(transport) {}
+  // `members`: ranks of the transport, of which the error's are the places.
+  SignedPending(std::unique_ptr<Request::Pending> inner, nb::handle transport, const std::vector<Index>& members)
+      : inner_(std::move(inner)), transport_(transport), members_(members) {}
 
   void wait() override {
     try {
@@ -116,14 +118,26 @@ class SignedPending final : public Request::Pending {
     } catch (const Error& e) {  // what the transport raises is Python's
       const AcquireGil gil;
       if (nb::hasattr(transport_, "fail"))
-        call_python(transport_.attr("fail"), nb::str(text("cannot go on: ", e.problem()).c_str()));
+        call_python(transport_.attr("fail"), nb::str(text("cannot go on: ", e.problem(), whose_ranks()).c_str()));
       throw;
     }
   }
 
  private:
+  // Of a split, whose ranks have other numbers there than for those who read this.
+  std::string whose_ranks() const {
+    std::string of;
+    bool same = true;
+    for (std::size_t i = 0; i < members_.size(); ++i) {
+      same &= members_[i] == static_cast<Index>(i);
+      of += text(i == 0 ? "" : ", ", members_[i]);
+    }
+    return same ? "" : text(" (among ranks ", of, " of the group, counted from 0)");
+  }
+
   std::unique_ptr<Request::Pending> inner_;
   nb::handle transport_;  // of the communicator, which outlives its calls
+  const std::vector<Index>& members_;
 };
 
 }  // namespace weft::python

@@ -33,7 +33,7 @@ def reference(question, tensors):
     return dense.Dense(q, k, v, question.see(), sink=sink, **question.model), dout
 
 
-@examples(500)
+@examples(300)
 @given(questions())
 def test_against_dense(question):
     tensors, r = run(question)
@@ -58,7 +58,7 @@ def test_against_dense(question):
         assert grads.dsink is None
 
 
-@examples(150)
+@examples(100)
 @given(questions())
 def test_padding_changes_no_bit(question):
     results = []
@@ -73,7 +73,7 @@ def test_padding_changes_no_bit(question):
             np.testing.assert_array_equal(a, b)
 
 
-@examples(150)
+@examples(100)
 @given(questions())
 def test_rows_that_see_nothing(question):
     _, r = run(question)
