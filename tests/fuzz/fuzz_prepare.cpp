@@ -258,7 +258,9 @@ void grow_tree(ByteChoices& bytes) {
       const Index multiple = spoiled ? hostile(bytes, 4) : bytes.pick(1, 9);
       std::optional<Index> rows;
       if (bytes.one_in(2)) rows = spoiled ? hostile(bytes, tree.rows()) : tree.rows() + bytes.pick(0, 60);
+      may_refuse |= rows.has_value();  // too few for the padding
       tree = tree.padded_to(multiple, rows);
+      may_refuse = spoiled;
     }
     if (tree.rows() > kMostRows) return;
     weft::Mask mask{.causal = true};
