@@ -172,8 +172,8 @@ class TileWaste {
 
   // Of all queries, with blocks of so many keys.
   Index of(Index size) const {
-    constexpr Index kHalfTile =
-        64;  // half of what GPU kernels walk at a time (64 to 176 keys); CPU kernels walk 32 to 96
+    // About half of what kernels of GPUs walk at a time (64 to 176 keys); those of CPUs walk 32 to 96.
+    constexpr Index kHalfTile = 64;
     const auto wide = std::upper_bound(by_width_.begin(), by_width_.end(), std::pair(size, kMaxPairs));
     return wide == by_width_.end()
                ? 0

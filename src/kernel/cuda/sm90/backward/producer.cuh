@@ -54,9 +54,8 @@ struct BackwardSharedMemory {
   __device__ unsigned dout_raw(int s) const { return q_full(4 * kStages + s); }
   __device__ unsigned dout_free(int s) const { return q_full(5 * kStages + s); }
   __device__ unsigned ds_free(int b) const { return q_full(6 * kStages + b); }
-  __device__ unsigned ds_full(int b) const {
-    return ds_free(kDsBuffers + b);
-  }  // three_warpgroups.cuh and half_tiles.cuh only
+  // Of three_warpgroups.cuh and half_tiles.cuh alone.
+  __device__ unsigned ds_full(int b) const { return ds_free(kDsBuffers + b); }
 
   // Dq::ordered: a part of dQ of a consumer, and the tile of dQ and order number of a step.
   __device__ unsigned part(int warpgroup, int b) const {
