@@ -4,6 +4,7 @@
 #include <immintrin.h>
 
 #include "kernel/cpu/micro.h"
+#include "kernel/cpu/x86/features.h"
 #include "kernel/cpu/x86/x86.h"
 
 namespace weft::cpu {
@@ -46,11 +47,6 @@ struct Avx512 : X86Halves {
     return _mm512_castsi512_ps(_mm512_add_epi32(_mm512_castps_si512(p), _mm512_slli_epi32(_mm512_castps_si512(t), 23)));
   }
 };
-
-bool has_avx512() {
-  return __builtin_cpu_supports("avx512f") != 0 && __builtin_cpu_supports("avx512bw") != 0 &&
-         __builtin_cpu_supports("avx512dq") != 0 && __builtin_cpu_supports("avx512vl") != 0;
-}
 
 }  // namespace
 }  // namespace weft::cpu

@@ -2,11 +2,11 @@
 // both: nothing here may be called before runs_here().
 #ifdef __x86_64__
 
-#include <cpuid.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
 #include "kernel/cpu/x86/amx.h"
+#include "kernel/cpu/x86/features.h"
 #include "kernel/cpu/x86/tile_target.h"
 
 namespace weft::cpu {
@@ -19,12 +19,7 @@ bool may_use_tiles() {
 }
 
 bool has_amx() {
-  unsigned a = 0, b = 0, c = 0, d = 0;
-  if (!has_avx512() || __get_cpuid_count(7, 0, &a, &b, &c, &d) == 0) return false;
-  constexpr unsigned kBf16 = 1u << 22, kTiles = 1u << 24;
-  if ((d & kBf16) == 0 || (d & kTiles) == 0) return false;
-  constexpr unsigned kAvx512Bf16 = 1u << 5;
-  if (__get_cpuid_count(7, 1, &a, &b, &c, &d) == 0 || (a & kAvx512Bf16) == 0) return false;
+  if (!has_amx_bf16()) return false;
   static const bool may = may_use_tiles();
   return may;
 }

@@ -4,6 +4,7 @@
 #include <immintrin.h>
 
 #include "kernel/cpu/f32_target.h"
+#include "kernel/cpu/x86/features.h"
 #include "kernel/cpu/x86/x86.h"
 
 namespace weft::cpu {
@@ -47,10 +48,7 @@ struct Avx2 : X86Halves {
 }  // namespace
 
 const Target& avx2_target() {
-  static constexpr Target target = f32_target<Avx2>("avx2", "AVX2 and FMA in f32", [] {
-    return static_cast<bool>(__builtin_cpu_supports("avx2")) && static_cast<bool>(__builtin_cpu_supports("fma")) &&
-           static_cast<bool>(__builtin_cpu_supports("f16c"));
-  });
+  static constexpr Target target = f32_target<Avx2>("avx2", "AVX2 and FMA in f32", &has_avx2);
   return target;
 }
 

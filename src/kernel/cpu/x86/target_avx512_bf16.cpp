@@ -47,8 +47,6 @@ struct Avx512Bf16 : Avx512 {
   }
 };
 
-bool has_avx512_bf16() { return has_avx512() && __builtin_cpu_supports("avx512bf16") != 0; }
-
 }  // namespace
 
 const Target& avx512_bf16_target() {
