@@ -12,6 +12,7 @@ import re
 import shutil
 import subprocess
 import sys
+import zipfile
 
 # Debian's releases by the minor version of their Python.
 RELEASES = {11: "bookworm", 13: "trixie"}
@@ -55,6 +56,17 @@ def in_environment(folder, minor):
     return here, [], here
 
 
+def check_exports(wheel, folder):
+    """The entry alone: what the module exported of a static C++ library would be shared with the one that torch brings."""
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = (name for name in archive.namelist() if re.search(r"/_core\.[^/]*so$", name))
+        module = archive.extract(name, folder)
+    said = run("nm", "-D", "--defined-only", module, stdout=subprocess.PIPE).stdout
+    exported = [line.split()[-1] for line in said.splitlines()]
+    if exported != ["PyInit__core"]:
+        sys.exit(f"{name} exports {len(exported)} names: {', '.join(exported[:9])}")
+
+
 def check(wheel, place, examples, tools):
     minor = minor_of(wheel)
     here, prefix, seen = place(minor)
@@ -96,6 +108,7 @@ def main():
         tag = re.search(r'platform tag:\s+"manylinux_2_(\d+)_', shown)
         if not tag or int(tag[1]) > 28:
             sys.exit(f"not manylinux_2_28 or older: {shown}")
+        check_exports(wheel, folder)
         make = in_root if bare and minor_of(wheel) in RELEASES else in_environment
         check(wheel, lambda minor, make=make: make(folder, minor), source / "examples", tools)
 
