@@ -73,10 +73,11 @@ pip_install() {
   want=$(sha256sum "$2")
   if [ "$(cat ".venv/$1" 2> /dev/null)" = "$want" ]; then return; fi
   echo "setup: installing $2 into .venv"
-  # uv takes less than half of pip's time, but knows nothing of pip's settings (a mirror, certificates): then pip does it.
-  # Nothing is compiled before it is imported: of torch and its like tests use a small part.
-  if ! .venv/bin/uv pip install --quiet --cache-dir .venv/cache --python .venv/bin/python "${@:3}" --requirement "$2" 2> /dev/null; then
-    echo "setup: uv could not install $2, so pip does it"
+  # uv takes less than half of pip's time, but knows nothing of pip's settings (a mirror, certificates): then pip does it, as
+  # it installs uv itself. Nothing is compiled before it is imported: of torch and its like tests use a small part.
+  if ! [ -x .venv/bin/uv ] ||
+    ! .venv/bin/uv pip install --quiet --cache-dir .venv/cache --python .venv/bin/python "${@:3}" --requirement "$2" 2> /dev/null; then
+    if [ -x .venv/bin/uv ]; then echo "setup: uv could not install $2, so pip does it"; fi
     .venv/bin/python -m pip install --quiet --disable-pip-version-check --no-compile "${@:3}" --requirement "$2"
   fi
   rm -rf .venv/cache
