@@ -118,7 +118,7 @@ def tokens(count):
 def alone(model, ids, packing):
     """Logits of each document by itself, at its tokens; the mean loss; gradients of all parameters."""
     following = weft.torch.next_token_labels(ids, packing)
-    logits, loss = torch.zeros(len(ids), model.config.vocab_size, dtype=model.dtype), 0.0
+    logits, loss = torch.zeros(len(ids), model.config.vocab_size, dtype=model.dtype, device=ids.device), 0.0
     for begin, length in zip(packing.cu_seqlens_q_padded, packing.lengths_q):
         at = slice(int(begin), int(begin + length))
         if length:

@@ -67,8 +67,8 @@ def wanted(layout):
 
 
 def of_ranks(model, packing, layout, schedule, checkpointing=None, recompute=True):
-    """What `alone` gives, of all ranks together."""
-    ids = tokens(packing.tokens_q)
+    """What `alone` gives, of all ranks together; gradients of 16 bits are added in f32."""
+    ids = tokens(packing.tokens_q).to(model.device)
     if checkpointing is not None:
         model.gradient_checkpointing_enable({"use_reentrant": checkpointing})
     batch = weft.transformers.inputs(ids, packing, layout=layout)
@@ -84,6 +84,7 @@ def of_ranks(model, packing, layout, schedule, checkpointing=None, recompute=Tru
     torch.distributed.all_reduce(total)
     for name, p in model.named_parameters():
         grads[name] = torch.zeros_like(p) if p.grad is None else p.grad.clone()
+        grads[name] = grads[name].to(torch.promote_types(p.dtype, torch.float32))
         torch.distributed.all_reduce(grads[name])
     return whole, float(total), grads
 
