@@ -23,6 +23,10 @@ struct KernelRate {
   Index tile_q = 128, tile_k = 128;
   double tile_seconds = 0;  // whole processor, for each tile of rows and slice it meets: begin, mask, end
   double row_seconds = 0;   // whole processor, for each query row and head of a call
+  // Rows of heads that share a K/V head, for which the kernel copies the keys that they see once; 0: it copies none. And
+  // the time of such a copy on a whole processor, for each key and K/V head.
+  Index copy_rows = 0;
+  double key_seconds = 0;
   double call_seconds = 0;  // each call
   Index units = 1;          // tiles of rows that run in parallel: no call is shorter than its longest one
   std::string source = {};  // where the numbers come from
@@ -96,6 +100,7 @@ struct WEFT_API TileWork {
   double covered = 0;  // pairs of all tiles that are touched, times query heads
   double tiles = 0;    // (tile of rows, slice) that meet, of all groups of heads
   double rows = 0;     // query rows in slices, times heads; a row in two slices counts twice
+  double keys = 0;     // keys that are copied, times K/V heads
   double longest = 0;  // covered pairs of the longest tile of rows
 
   TileWork& operator+=(const TileWork& other);

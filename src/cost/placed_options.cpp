@@ -34,6 +34,12 @@ PlacedOptions placed_options(const Machine& machine, Index heads_q, Index heads_
     // empty.
     o.row_seconds += q * (pair * (half_of(tokens) + half_of(rate.tile_k)) + rate.row_seconds);
     o.row_seconds += q / static_cast<double>(group) * rate.tile_seconds / static_cast<double>(tokens);
+    if (rate.copy_rows > 0) {  // each block of rows copies the keys that it sees
+      const Index block = max_of(1, rate.copy_rows / group);
+      const double copied = k * rate.key_seconds / static_cast<double>(block);
+      o.pair_seconds += copied;
+      o.row_seconds += copied * half_of(block);
+    }
     kv_bytes += k * dims * element;
     // Two steps: sums and states there and back in each, and one pass over them at the end; backward two times dQ
     // written, three in the sum, and one rounded.

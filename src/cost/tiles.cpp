@@ -12,6 +12,7 @@ TileWork& TileWork::operator+=(const TileWork& other) {
   covered += other.covered;
   tiles += other.tiles;
   rows += other.rows;
+  keys += other.keys;
   longest = std::max(longest, other.longest);
   return *this;
 }
@@ -22,8 +23,25 @@ TileCounter::TileCounter(Index heads_q, Index heads_k, const KernelRate& rate)
     : group_(heads_k > 0 ? max_of(1, heads_q / heads_k) : 1),
       tokens_(max_of(1, rate.tile_q / group_)),
       keys_(max_of(1, rate.tile_k)),
+      copy_tokens_(rate.copy_rows > 0 ? max_of(1, rate.copy_rows / group_) : 0),
       heads_(static_cast<double>(heads_q)),
       groups_(static_cast<double>(heads_q) / static_cast<double>(group_)) {}
+
+// Keys that rows [a, b) of a slice see, from the first to the last.
+Range TileCounter::keys_of(const Slice& s, Index a, Index b) {
+  return {max_of(s.k_begin, shift_bound(s.lo, a)), min_of(s.k_end, shift_bound(s.hi, b))};
+}
+
+void TileCounter::add_copies(const Slice& s, Index first_row) {
+  if (copy_tokens_ == 0) return;
+  Index copied = 0;
+  for (Index a = s.q_begin; a < s.q_end;) {
+    const Index b = min_of(s.q_end, ((a + first_row) / copy_tokens_ + 1) * copy_tokens_ - first_row);
+    copied += max_of(0, keys_of(s, a, b).size());
+    a = b;
+  }
+  work_.keys += static_cast<double>(copied) * groups_;
+}
 
 void TileCounter::add(const Slice& given, Index first_row) {
   const Slice s = trimmed(given, true);
@@ -46,7 +64,7 @@ void TileCounter::add(const Slice& given, Index first_row) {
   }
   for (Index t = first; t <= last && cut; ++t) {
     const Index a = max_of(s.q_begin, t * tokens_ - first_row), b = min_of(s.q_end, (t + 1) * tokens_ - first_row);
-    const Index from = max_of(s.k_begin, shift_bound(s.lo, a)), to = min_of(s.k_end, shift_bound(s.hi, b));
+    const auto [from, to] = keys_of(s, a, b);
     if (from >= to) continue;
     const Index n = ceil_div(to - s.k_begin, keys_) - (from - s.k_begin) / keys_;
     key_tiles += n;
@@ -56,6 +74,7 @@ void TileCounter::add(const Slice& given, Index first_row) {
   work_.covered += static_cast<double>(key_tiles) * whole * heads_;
   work_.tiles += static_cast<double>(last - first + 1) * groups_;
   work_.rows += static_cast<double>(s.q_end - s.q_begin) * heads_;
+  add_copies(s, first_row);
 }
 
 void TileCounter::add_roughly(const Slice& given) {
@@ -79,6 +98,13 @@ void TileCounter::add_roughly(const Slice& given) {
   const double widest = static_cast<double>(min_of(keys, lo && hi ? s.hi - s.lo + tokens_ : keys) + keys_ / 2);
   longest_ = std::max(longest_, widest * static_cast<double>(tokens_));
   pairs_ += pairs;
+  if (copy_tokens_ > 0) {
+    const Index block = min_of(rows, copy_tokens_);
+    const double edges = static_cast<double>(block - 1) / 2 * ((hi ? 1 : 0) + (lo ? 1 : 0));
+    const double each = std::min(static_cast<double>(keys), static_cast<double>(pairs) / static_cast<double>(rows) + edges);
+    const double blocks = static_cast<double>(rows) / static_cast<double>(copy_tokens_) + 0.5;
+    work_.keys += each * std::max(1.0, blocks) * groups_;
+  }
   work_.covered += covered * heads_;
   work_.tiles += tiles * groups_;
   work_.rows += static_cast<double>(rows) * heads_;
@@ -122,7 +148,8 @@ TileWork tile_work(std::span<const Slice> slices, Index heads_q, Index heads_k, 
 
 double kernel_seconds(const TileWork& work, const KernelRate& rate, const TensorShape& shape) {
   const double a_pair = cost::flops_a_pair(shape, rate.pass) / rate.flops;
-  const double spread = work.covered * a_pair + work.tiles * rate.tile_seconds + work.rows * rate.row_seconds;
+  const double spread = work.covered * a_pair + work.tiles * rate.tile_seconds + work.rows * rate.row_seconds +
+                        work.keys * rate.key_seconds;
   const double alone = work.longest * a_pair * static_cast<double>(rate.units);
   return rate.call_seconds + std::max(spread, alone);
 }

@@ -20,10 +20,13 @@ class TileCounter {
   TileWork take();                        // and begin anew
 
  private:
+  static Range keys_of(const Slice& slice, Index begin, Index end);
+  void add_copies(const Slice& slice, Index first_row);
   // The rows of what follows are others: the longest tile of those so far is kept.
   void end_rows();
 
   Index group_, tokens_, keys_;  // heads in a tile, its tokens, its keys
+  Index copy_tokens_;            // of rows that share a copy of their keys; 0: there are none
   double heads_, groups_;
   TileWork work_;
   Index pairs_ = 0;
@@ -40,6 +43,7 @@ inline TileWork times(TileWork unit, double groups) {
   unit.covered *= groups;
   unit.tiles *= groups;
   unit.rows *= groups;
+  unit.keys *= groups;
   return unit;
 }
 

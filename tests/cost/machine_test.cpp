@@ -119,11 +119,12 @@ TEST(Tiles, CountedAsKernelsWalkThem) {
 TEST(Tiles, EveryTileOfManySlices) {
   check::RandomChoices c(3);
   for (int round = 0; round < 300; ++round) {
-    const KernelRate rate{.flops = 1, .tile_q = c.pick(1, 9), .tile_k = c.pick(1, 5)};
+    const KernelRate rate{.flops = 1, .tile_q = c.pick(1, 9), .tile_k = c.pick(1, 5), .copy_rows = c.pick(0, 12)};
     const Index group = c.pick(1, 3), tokens = max_of(1, rate.tile_q / group);
+    const Index copy_tokens = max_of(1, rate.copy_rows / group);
     std::vector<Slice> slices;
     std::map<Index, double> by_tile;
-    double covered = 0, pairs = 0;
+    double covered = 0, pairs = 0, keys = 0;
     for (Index n = c.pick(1, 5); n > 0; --n) {
       Slice s{c.pick(0, 20), 0, c.pick(0, 20), 0};
       s.q_end = s.q_begin + c.pick(1, 20);
@@ -133,13 +134,16 @@ TEST(Tiles, EveryTileOfManySlices) {
       s = trimmed(s, true);
       if (s.q_begin >= s.q_end) continue;
       slices.push_back(s);
-      std::map<std::pair<Index, Index>, bool> met;  // tiles of rows and of keys
+      std::map<std::pair<Index, Index>, bool> met;     // tiles of rows and of keys
+      std::map<std::pair<Index, Index>, bool> copied;  // keys for blocks of rows
       for (Index q = s.q_begin; q < s.q_end; ++q)
         for (Index k = s.k_begin; k < s.k_end; ++k) {
           if (k - q < s.lo || k - q > s.hi) continue;
           ++pairs;
           met[{q / tokens, (k - s.k_begin) / rate.tile_k}] = true;
+          copied[{q / copy_tokens, k}] = true;
         }
+      if (rate.copy_rows > 0) keys += static_cast<double>(copied.size());
       for (const auto& [tile, yes] : met) {
         by_tile[tile.first] += static_cast<double>(tokens * rate.tile_k);
         covered += static_cast<double>(tokens * rate.tile_k);
@@ -151,11 +155,12 @@ TEST(Tiles, EveryTileOfManySlices) {
     ASSERT_EQ(got.pairs, pairs * static_cast<double>(group)) << round;
     ASSERT_EQ(got.covered, covered * static_cast<double>(group)) << round;
     ASSERT_EQ(got.longest, longest * static_cast<double>(group)) << round;
+    ASSERT_EQ(got.keys, keys) << round;
   }
 }
 
 TEST(Tiles, RoughCountsAreNear) {
-  const KernelRate rate{.flops = 1, .tile_q = 128, .tile_k = 128};
+  const KernelRate rate{.flops = 1, .tile_q = 128, .tile_k = 128, .copy_rows = 512};
   for (const Slice& s : {Slice{0, 8000, 0, 8000, -kUnlimited, 0}, Slice{100, 9000, 0, 4000},
                          Slice{0, 5000, 0, 5000, -900, 0}, Slice{0, 3000, 2000, 9000, -kUnlimited, 3000}}) {
     cost::TileCounter exact(8, 1, rate), rough(8, 1, rate);
@@ -166,6 +171,7 @@ TEST(Tiles, RoughCountsAreNear) {
     EXPECT_NEAR(b.covered / a.covered, 1, 0.08);
     EXPECT_NEAR(b.longest / a.longest, 1, 0.25);
     EXPECT_EQ(a.rows, b.rows);
+    EXPECT_NEAR(b.keys / a.keys, 1, 0.1);
   }
 }
 

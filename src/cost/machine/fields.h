@@ -20,6 +20,7 @@ inline constexpr Limit kRate = {1e-12, 1e30, false, "give more than 0: from 1e-1
 inline constexpr Limit kRateOrNone = {1e-12, 1e30, true, "give 0 for no limit, or from 1e-12 to 1e30"};
 inline constexpr Limit kSeconds = {0, 1e12, false, "give from 0 to 1e12 seconds"};
 inline constexpr Limit kWhole = {1, 65536, false, "give from 1 to 65536"};
+inline constexpr Limit kWholeOrNone = {1, 65536, true, "give 0 for none, or from 1 to 65536"};
 inline constexpr Limit kCount = {0, 1e300, false, "give 0 or more"};
 inline constexpr Limit kShare = {0, 0.999, false, "give a share from 0 to 0.999"};
 
@@ -35,6 +36,8 @@ void fields(T& of, F&& f) {
     f("tile_k", of.tile_k, kWhole);
     f("tile_seconds", of.tile_seconds, kSeconds);
     f("row_seconds", of.row_seconds, kSeconds);
+    f("copy_rows", of.copy_rows, kWholeOrNone);
+    f("key_seconds", of.key_seconds, kSeconds);
     f("call_seconds", of.call_seconds, kSeconds);
     f("units", of.units, kWhole);
   } else if constexpr (std::is_same_v<std::remove_const_t<T>, Level>) {

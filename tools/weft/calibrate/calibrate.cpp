@@ -80,13 +80,14 @@ KernelRate measure(Pass pass, DType dtype, Index dim, const CalibrateOptions& op
   const bool gpu = on_gpu(options.kernel);
   const std::vector<KernelCase> cases = learned_cases(gpu);
   const std::vector<double> seconds = times_of(cases, pass, dtype, dim, options, into, gemms);
-  KernelRate rate = fitted_rate(tiles_of(pass, dtype, dim, gpu), cases, seconds);
+  KernelRate rate = fitted_rate(tilings_of(pass, dtype, dim, gpu), cases, seconds);
   rate.source = fmt::format("weft bench --calibrate, kernel {}{}", options.kernel,
                             gpu ? ", calls one after another" : ", one thread a call");
   if (!options.show) return rate;
-  fmt::print("{} {} {}: {:.1f} GFLOP/s, {:.3g} us a tile, {:.3g} us a row and head, {:.3g} us a call\n", name(pass),
-             weft::name(dtype), dim, rate.flops * 1e-9, rate.tile_seconds * 1e6, rate.row_seconds * 1e6,
-             rate.call_seconds * 1e6);
+  fmt::print("{} {} {}: {:.1f} GFLOP/s, tiles of {} rows {:.3g} us each, {:.3g} us a row and head, ", name(pass),
+             weft::name(dtype), dim, rate.flops * 1e-9, rate.tile_q, rate.tile_seconds * 1e6, rate.row_seconds * 1e6);
+  if (rate.copy_rows > 0) fmt::print("{:.3g} us a copied key and K/V head, ", rate.key_seconds * 1e6);
+  fmt::print("{:.3g} us a call\n", rate.call_seconds * 1e6);
   for (std::size_t n = 0; n < cases.size(); ++n)
     fmt::print("  {:<34}{:>10.1f} us, fitted {:+.0f} %\n", cases[n].name, seconds[n] * 1e6,
                100 * (predicted_seconds(cases[n], rate) / seconds[n] - 1));
