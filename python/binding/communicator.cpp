@@ -127,9 +127,8 @@ class PythonGpuCommunicator final : public PythonCommunicator {
       throw Error(text("a split of a process group (", ranks(), " of ", all, " ranks) on GPUs"),
                   "make a group of those ranks: torch.distributed.new_group");
     if (ranks() > 1) call_python(transport_.attr("meet_on_gpu"), nb::int_(place.device));
-    const bool compares = nb::cast<bool>(nb::getattr(transport_, "compares_on_gpus", nb::bool_(false)));
     return cuda::make_packed(
-        *this, place, compares ? signs_ : nullptr,
+        *this, place, signs_,
         [this](const Place& on, auto sends, auto receives) { return carry(on, sends, receives); }, collectives());
   }
 

@@ -36,15 +36,13 @@ def test_nccl_alone(tmp_path):
 
 
 @pytest.mark.parametrize("backend", ["gloo", "cpu:gloo,cuda:nccl"])
-def test_fingerprints_take_no_launch(tmp_path, backend, monkeypatch):
+def test_fingerprints_take_no_launch(tmp_path, backend):
     """One kernel of NCCL's for each call of both passes, by Weft's own NCCL and by torch's."""
-    monkeypatch.setenv("WEFT_COMPARE_NCCL", "1")
     print(processes.start("launches_worker.py", tmp_path, backend, seconds=110))
 
 
-def test_ranks_that_disagree(tmp_path, monkeypatch):
+def test_ranks_that_disagree(tmp_path):
     """Each way of disagreement_worker.py: every rank is told in time what differs, and on which rank."""
-    monkeypatch.setenv("WEFT_COMPARE_NCCL", "1")
     processes.start("disagreement_worker.py", tmp_path, "cpu:gloo,cuda:nccl", seconds=280)
     told = [json.loads((tmp_path / f"told{rank}.json").read_text()) for rank in range(disagreement_worker.RANKS)]
     wrong = []

@@ -302,7 +302,7 @@ def _on_gpus(fingerprint, passed):
     """A transport whose calls on GPUs lie in a stream that is made up, the last of them with the rank that follows; and how often
     NCCL was aborted, a list of ones."""
     transport, me, aborted = module.Transport(dist.new_group([0, 1, 2, 3]), 20.0), dist.get_rank(), []
-    transport.abort, transport.compares_on_gpus = lambda: aborted.append(1), True
+    transport.abort = lambda: aborted.append(1)
     transport.fingerprint = lambda: fingerprint
     transport.disagreement = lambda others: "; ".join(f"ranks {me} and {r} differ" for r, other in others if other != fingerprint)
     transport.watch.last = time.monotonic(), _Event(passed), 0, [(me + 1) % RANKS]

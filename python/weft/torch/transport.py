@@ -168,8 +168,6 @@ class Transport:
         self.broken: Optional[str] = None
         self.failure: Optional[Error] = None  # with which it broke
         self.on_gpus = backend_of(group, "cuda") == "nccl"
-        # Off until it has been run on GPUs (docs/trust.md): fingerprints of ranks travel with NCCL's calls.
-        self.compares_on_gpus = os.environ.get("WEFT_COMPARE_NCCL") == "1"
         self.mute = False  # the store did not answer once
         self.gone = False  # the group has been destroyed
         self.met: Set[int] = set()  # GPUs on which NCCL has been initialized
@@ -212,14 +210,11 @@ class Transport:
             if torch.cuda.is_current_stream_capturing():
                 raise error(f"the first call over {self.ranks} ranks on GPU {device} is inside the capture of a CUDA graph, "
                             "where NCCL cannot begin", "make one such call outside of the capture first, as graphs are warmed up")
-            compare = torch.full((1,), float(self.compares_on_gpus), device=torch.device("cuda", device))
             try:
-                dist.all_reduce(compare, group=self.group)
-                some = int(compare.item())
+                dist.all_reduce(torch.zeros(1, device=torch.device("cuda", device)), group=self.group)
+                torch.cuda.current_stream(device).synchronize()
             except RuntimeError as e:
                 raise self.lost_on_gpu([r for r in range(self.ranks) if r != self.rank], device, e) from None
-            if some not in (0, self.ranks):  # ranks with and without it send different messages
-                raise error(f"WEFT_COMPARE_NCCL=1 is set on {some} of {self.ranks} ranks", "set it on all of them or on none")
             self.met.add(device)
 
     def exchange_on_gpu(self, sends: Any, receives: Any, device: int, stream: int) -> gpu_calls.Handle:

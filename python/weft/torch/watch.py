@@ -107,8 +107,7 @@ class Watch:
             self.answered = transport.answer()
         if transport.waiting and now - transport.touched >= min(transport.time_limit / 2, _PATIENCE):
             transport.compare()
-        elif (transport.compares_on_gpus and under_way is not None
-              and self._is_due(now - transport.touched, transport.touched, transport.time_limit)
+        elif (under_way is not None and self._is_due(now - transport.touched, transport.touched, transport.time_limit)
               and transport.compare_on_gpu(under_way[1], lambda: launching is not None or last is None or not last[1].query())):
             transport.abort()
             return 0.0
