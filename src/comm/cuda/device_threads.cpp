@@ -13,6 +13,7 @@
 #include "comm/blocks.h"
 #include "comm/cuda/segments.h"
 #include "comm/cuda/transports.h"
+#include "comm/flight.h"
 #include "comm/sign.h"
 #include "cuda/handle_pool.h"
 #include "cuda/runtime.h"
@@ -214,10 +215,17 @@ class AddStaging {
 
 class DeviceExchange final : public Request::Pending {
  public:
-  DeviceExchange(std::shared_ptr<Board> board, Index number, Index rank, std::shared_ptr<PooledStream> stream,
-                 const Place& caller, std::vector<Message> sends, std::vector<Message> receives,
-                 const detail::CallSign& sign, const HostCall& host_call)
-      : board_(std::move(board)), caller_(static_cast<cudaStream_t>(caller.stream)), mine_(std::make_shared<Post>()) {
+  // sign: sent to the peers if this call has the pass's first messages to them; pass: the same, in any call of a pass.
+  DeviceExchange(const Communicator& host, std::shared_ptr<Board> board, Index number,
+                 std::shared_ptr<PooledStream> stream, const Place& caller, std::vector<Message> sends,
+                 std::vector<Message> receives, const detail::CallSign& sign, const detail::CallSign& pass,
+                 const HostCall& host_call)
+      : host_(host),
+        board_(std::move(board)),
+        caller_(static_cast<cudaStream_t>(caller.stream)),
+        mine_(std::make_shared<Post>()),
+        pass_(pass) {
+    const Index rank = host.rank();
     std::set<Index> peers;
     for (const std::vector<Message>* list : {&sends, &receives})
       for (const Message& m : *list)
@@ -247,13 +255,16 @@ class DeviceExchange final : public Request::Pending {
   }
 
   void wait() override {
-    meeting_->wait();
-    compare_signs();
+    try {
+      meeting_->wait();
+      check_fault();
+    } catch (const Error& e) {  // sizes that do not fit, or a rank that has left, are only the consequence
+      compare_signs(e.problem());
+      throw;
+    }
+    compare_signs({});
     const DeviceGuard on(mine_->device);
     const std::lock_guard lock(board_->mutex);
-    if (mine_->fault)
-      throw Error(*mine_->fault,
-                  "let both sides name as many bytes, and all ranks make the same calls in the same order");
     // Ranks that receive from this one may still miss others: their copies so far must be launched now.
     for (const std::weak_ptr<Post>& receiver : mine_->to)
       if (const auto to = receiver.lock())
@@ -277,12 +288,24 @@ class DeviceExchange final : public Request::Pending {
     meeting_ = host_call(std::move(to), std::move(from));
   }
 
-  void compare_signs() const {
-    if (!sign_.given()) return;
+  void check_fault() const {
+    const std::lock_guard lock(board_->mutex);
+    if (mine_->fault)
+      throw Error(*mine_->fault,
+                  "let both sides name as many bytes, and all ranks make the same calls in the same order");
+  }
+
+  // wrong: what went wrong; then also those that the peers show of their passes, since messages that do not fit bring
+  // none.
+  void compare_signs(const std::string& wrong) const {
     std::vector<detail::RankSign> known;
     for (const detail::RankSign& peer : met_)
       if (peer.second.given()) known.push_back(peer);
-    if (const auto found = detail::disagreement(mine_->rank, sign_, known)) throw detail::disagreement_error(*found);
+    std::optional<std::string> found;
+    if (sign_.given()) found = detail::disagreement(mine_->rank, sign_, known);
+    if (!found && !wrong.empty() && pass_.given())
+      found = detail::disagreement_in_pass(mine_->rank, pass_, host_.shown_signs());
+    if (found) throw detail::disagreement_error(*found, wrong);
   }
 
   // After this nobody touches the caller's memory.
@@ -314,11 +337,12 @@ class DeviceExchange final : public Request::Pending {
     }
   }
 
+  const Communicator& host_;
   std::shared_ptr<Board> board_;
   cudaStream_t caller_;
   std::shared_ptr<Post> mine_;
   AddStaging add_staging_;
-  detail::CallSign sign_;              // that is sent
+  detail::CallSign pass_, sign_;       // of the pass, and what of it is sent
   std::vector<detail::RankSign> met_;  // peers, and what they sent
   std::unique_ptr<Request::Pending> meeting_;
   bool waited_ = false;
@@ -327,7 +351,7 @@ class DeviceExchange final : public Request::Pending {
 class DeviceThreads final : public DeviceCommunicator {
  public:
   DeviceThreads(Communicator& ranks, std::shared_ptr<Board> board, const Place& place, HostCall host_call)
-      : DeviceCommunicator(ranks, place), board_(std::move(board)), host_call_(std::move(host_call)) {
+      : DeviceCommunicator(ranks, place), host_(ranks), board_(std::move(board)), host_call_(std::move(host_call)) {
     const DeviceGuard on(place.device);
     stream_ = std::make_shared<PooledStream>(true);  // high priority, because the next step waits for these copies
   }
@@ -339,11 +363,12 @@ class DeviceThreads final : public DeviceCommunicator {
   std::unique_ptr<Request::Pending> start_signed(std::vector<Message> sends, std::vector<Message> receives,
                                                  const detail::SignedPeers& peers) override {
     const DeviceGuard on(place().device);
-    return std::make_unique<DeviceExchange>(board_, calls_++, rank(), stream_, place(), std::move(sends),
-                                            std::move(receives), peers.mine, host_call_);
+    return std::make_unique<DeviceExchange>(host_, board_, calls_++, stream_, place(), std::move(sends),
+                                            std::move(receives), peers.mine, recorder()->sign(), host_call_);
   }
   bool carries_signs() const override { return true; }
 
+  const Communicator& host_;
   std::shared_ptr<Board> board_;
   std::shared_ptr<PooledStream> stream_;
   HostCall host_call_;
