@@ -115,6 +115,13 @@ Index device_slices_per_key(const DevicePlanArgs& args) {
   return met_runs(a.q, a.mask);
 }
 
+Index device_query_ranges(const DevicePlanArgs& args) {
+  const Question a = question(args);
+  // The rows of a piece that see keys of a run: all of them, the last ones or the first ones, which any two runs have
+  // in common. With a band limited on both sides they may have none.
+  return a.k.runs() > 1 && band(a.mask) != kUnlimited ? device_plan_capacity(args) : query_pieces(a).parts;
+}
+
 Index device_plan_capacity(const DevicePlanArgs& args) {
   const Question a = question(args);
   const Pieces q = query_pieces(a);

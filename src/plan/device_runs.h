@@ -50,5 +50,7 @@ struct RunsSpec {
 RunsSpec runs_spec(std::string_view side, const DeviceRuns& runs, Index tokens);
 void check_stream(std::string_view side, const DeviceStream& stream);
 void check_mask(const Mask& mask);
+// The most ranges of query rows that any slices connect.
+Index device_query_ranges(const DevicePlanArgs& args);
 
 }  // namespace weft

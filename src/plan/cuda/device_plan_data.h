@@ -16,6 +16,7 @@ struct DevicePlanData {
   cuda::StreamArray<std::int32_t> count;
   Index q_rows = 0, k_rows = 0;
   Index per_row = 0, per_key = 0;  // the most slices that contain one query row, and one key row
+  Index query_ranges = 0;          // the most ranges of query rows that slices connect
   Pinned<DeviceSlice> staging;     // pinned [capacity + 1]: the count, then the slices of an upload in flight
   std::optional<cuda::PooledEvent> uploaded;
 

@@ -125,6 +125,7 @@ void DevicePlan::plan(const DevicePlanArgs& args) {
   data_->k_rows = k_runs.buffer_rows();
   data_->per_row = device_slices_per_row(args);
   data_->per_key = device_slices_per_key(args);
+  data_->query_ranges = device_query_ranges(args);
 }
 
 void DevicePlan::upload(const Plan& plan) {
@@ -146,6 +147,7 @@ void DevicePlan::upload(const Plan& plan) {
   p.q_rows = p.k_rows = 0;  // a plan that is half uploaded fits no tensors
   p.per_row = most_over_a_row(plan, false);
   p.per_key = most_over_a_row(plan, true);
+  p.query_ranges = p.capacity;  // under a graph any plan that fits may follow
   DeviceSlice* const staging = p.staging.get();
   const auto count = static_cast<std::int32_t>(n);
   std::memcpy(staging, &count, sizeof(count));

@@ -3,11 +3,13 @@
 
 #include <algorithm>
 #include <numeric>
+#include <set>
 
 #include <gtest/gtest.h>
 
 #include "check/cases/trees.h"
 #include "kernel/attention_problem.h"
+#include "kernel/cuda/work/cut.h"
 
 namespace weft::cuda {
 namespace {
@@ -92,6 +94,105 @@ TEST(Lists, TheFirstTileOfADocumentIsTheOneThatIsNotFull) {
       }
     }
     EXPECT_EQ(at, row);
+  }
+}
+
+// --- The arithmetic of the device's lists, word by word ---
+
+// The begins of runs, and those of tiles as the device computes them.
+struct Words {
+  Words(const std::set<int>& begins, Index row_count, int tile_size, FullTiles full_tiles)
+      : rows(static_cast<int>(row_count)), size(tile_size), full(full_tiles) {
+    const std::size_t words = at(words_of(rows));
+    runs.assign(words, 0), tiles.assign(words, 0), run_before.assign(words, -1), tiles_before.assign(words, 0);
+    for (const int b : begins) runs[at(b / kWordRows)] |= RowBits{1} << (b % kWordRows);
+    for (std::size_t w = 0; w < words; ++w) {
+      const int first = static_cast<int>(w) * kWordRows;
+      const auto next = begins.lower_bound(first + kWordRows), before = begins.lower_bound(first);
+      run_before[w] = before == begins.begin() ? -1 : *std::prev(before);
+      tiles[w] = tiles_of_word(runs.data(), static_cast<int>(w), run_before[w], next == begins.end() ? rows : *next,
+                               size, full);
+      tiles_before[w] = static_cast<int>(tile_begins.size());
+      for (RowBits left = tiles[w]; left != 0; left &= left - 1) tile_begins.push_back(first + lowest_bit(left));
+    }
+  }
+  TileIndex index() const { return {runs.data(), tiles.data(), run_before.data(), tiles_before.data()}; }
+  std::vector<Range> ranges() const {
+    std::vector<Range> all;
+    for (std::size_t t = 0; t < tile_begins.size(); ++t)
+      all.push_back({tile_begins[t], t + 1 < tile_begins.size() ? tile_begins[t + 1] : rows});
+    return all;
+  }
+  int rows, size;
+  FullTiles full;
+  std::vector<RowBits> runs, tiles;
+  std::vector<int> run_before, tiles_before, tile_begins;
+};
+
+// Every run is whole in one tile or cut into full ones and one that is not; rows find their tiles; and there are no
+// more than most_tiles says, of which some problems have nearly all.
+TEST(Lists, WordsOfRowsGiveTheTilesOfEachRun) {
+  Random random(83);
+  Index nearest = kMaxTokens;
+  for (int round = 0; round < 4000; ++round) {
+    const int size = static_cast<int>(random.chance(0.5) ? random.index(1, 12) : random.index(1, 200));
+    const Index longest = random.chance(0.5) ? random.index(1, 2 * size + 2) : random.index(1, 300);
+    const FullTiles full = random.chance(0.5) ? FullTiles::from_end : FullTiles::from_begin;
+    std::set<int> begins = {0};
+    Index rows = 0;
+    for (Index n = random.index(1, 40); n > 0; --n) {
+      begins.insert(static_cast<int>(rows));
+      rows += random.index(1, longest);
+    }
+    const Words words(begins, rows, size, full);
+    const std::vector<Range> tiles = words.ranges();
+    ASSERT_EQ(tiles.front().begin, 0);
+    const Index held = static_cast<Index>(begins.size()) / 2;  // the others lie between those
+    const Index most = most_tiles(rows, size, held, full);
+    ASSERT_LE(static_cast<Index>(tiles.size()), most)
+        << rows << " rows, " << begins.size() << " runs, tiles of " << size;
+    ASSERT_GE(most, ceil_div(rows, size));
+    nearest =
+        min_of(nearest, full == FullTiles::from_end && size > 2 ? most - static_cast<Index>(tiles.size()) : nearest);
+    for (std::size_t t = 0; t < tiles.size(); ++t) {
+      const Range& tile = tiles[t];
+      ASSERT_LE(tile.size(), size);
+      const auto after = begins.upper_bound(static_cast<int>(tile.begin));
+      const Index run_begin = *std::prev(after), run_end = after == begins.end() ? rows : *after;
+      if (full == FullTiles::from_begin) {
+        ASSERT_EQ((tile.begin - run_begin) % size, 0);
+        ASSERT_EQ(tile.end, min_of(tile.begin + size, run_end));
+      } else if (run_end - run_begin > size) {
+        ASSERT_EQ((run_end - tile.end) % size, 0);
+        ASSERT_TRUE(tile.begin == run_begin || tile.size() == size);
+      } else {
+        ASSERT_EQ(tile.begin, run_begin);
+        ASSERT_TRUE(tile.end == rows || begins.contains(static_cast<int>(tile.end)));
+      }
+      for (Index row = tile.begin; row < tile.end; ++row) {
+        ASSERT_EQ(words.index().tile_of(static_cast<int>(row)), static_cast<int>(t));
+        ASSERT_EQ(words.index().run_of(static_cast<int>(row)), *std::prev(begins.upper_bound(static_cast<int>(row))));
+      }
+    }
+  }
+  EXPECT_LE(nearest, 1);
+}
+
+// Long documents: what the host cuts.
+TEST(Lists, WordsOfRowsGiveTheHostsTiles) {
+  Random random(84);
+  for (int round = 0; round < 500; ++round) {
+    const int size = static_cast<int>(random.index(1, 100));
+    std::set<int> begins;
+    std::vector<Slice> slices;
+    Index rows = 0;
+    for (Index n = random.index(1, 10); n > 0; --n) {
+      begins.insert(static_cast<int>(rows));
+      const Index length = random.index(size + 1, 500);
+      slices.push_back({rows, rows + length, rows, rows + length});
+      rows += length;
+    }
+    EXPECT_EQ(Words(begins, rows, size, FullTiles::from_end).ranges(), HostLists(slices).cut_query_tiles(rows, size));
   }
 }
 

@@ -1,20 +1,13 @@
 #include "cuda/launch.h"
-#include "kernel/cuda/work/list.h"
-#include "plan/cuda/device_plan_data.h"
+#include "kernel/cuda/work/device_list.cuh"
 #include "plan/visible_pairs.h"
 #include "text.h"
 
 namespace weft::cuda {
 namespace {
 
-constexpr int kThreads = 128, kWarps = kThreads / 32, kCosts = 256, kMostLists = 2;
-constexpr int kTop = 0x7fffffff;
-constexpr unsigned kAll = ~0u;
-
-struct ListState {
-  unsigned long long entries;  // entries claimed so far
-  unsigned done;               // tiles done
-};
+constexpr int kThreads = kListThreads, kWarps = kListWarps, kMostLists = 2;
+constexpr unsigned kAll = kAllLanes;
 
 // One list in the making. `state` and `touched` start as zeros.
 struct ListJob {
@@ -50,34 +43,6 @@ struct Job {
     return work_slice({s.q_begin, s.q_end, s.k_begin, s.k_end, s.lo, s.hi});
   }
 };
-
-// The map is a kernel parameter, because a captured copy would read host memory that is gone at replay.
-struct HeadJob {
-  static constexpr int kMostMapped = 1024, kMostKeyHeads = 1 << 16;
-
-  int heads_q, heads_k;
-  bool mapped;
-  std::uint16_t map[kMostMapped];
-  int *kv_head, *begin, *heads;
-
-  __device__ int kv(int h) const { return mapped ? map[h] : h / (heads_q / heads_k); }
-};
-
-__device__ void write_heads(const HeadJob& job) {
-  for (int h = threadIdx.x; h < job.heads_q; h += kThreads) {
-    const int own = job.kv(h);
-    int at = job.mapped ? 0 : h;
-    for (int other = 0; job.mapped && other < job.heads_q; ++other)
-      at += job.kv(other) < own || (job.kv(other) == own && other < h);
-    job.kv_head[h] = own;
-    job.heads[at] = h;
-  }
-  for (int k = threadIdx.x; k <= job.heads_k; k += kThreads) {
-    int before = job.mapped ? 0 : k * (job.heads_q / job.heads_k);
-    for (int h = 0; job.mapped && h < job.heads_q; ++h) before += job.kv(h) < k;
-    job.begin[k] = before;
-  }
-}
 
 // The first and the last slice of each tile, so that a tile need not look at all slices. One thread per slice; the
 // whole warp where a slice has many tiles. The last block writes the heads.
@@ -120,14 +85,6 @@ __device__ Index pairs_in_tile(const WorkSlice& s, bool keys, int begin, int end
     wide.q_end = min(s.q_end, end);
   }
   return visible_pairs(wide, Run{0, wide.q_begin, wide.q_end - wide.q_begin, 1});
-}
-
-// Cost in quarters of powers of two: 0 for no pairs, otherwise 1 + 4·log2, so that 63 bits fit into 253 levels.
-__device__ std::uint8_t cost_of(unsigned long long pairs) {
-  if (pairs == 0) return 0;
-  const int top = 63 - __clzll(static_cast<long long>(pairs));
-  const int quarter = static_cast<int>(top >= 2 ? pairs >> (top - 2) & 3 : pairs << (2 - top) & 3);
-  return static_cast<std::uint8_t>(1 + 4 * top + quarter);
 }
 
 // A counting sort of the tiles, most expensive first.
@@ -238,23 +195,6 @@ __global__ void __launch_bounds__(kThreads) fill_tiles(const __grid_constant__ J
   finish(list, job.reporter);
 }
 
-// Allocates arrays within one buffer, each aligned to 16 bytes. With a null base it only counts.
-class Room {
- public:
-  explicit Room(int* base) : base_(base) {}
-  template <class T>
-  T* take(Index count) {
-    T* const at = reinterpret_cast<T*>(base_ == nullptr ? nullptr : base_ + used_);
-    used_ += ceil_div(count * static_cast<Index>(sizeof(T)), 16) * 4;
-    return at;
-  }
-  std::size_t used() const { return static_cast<std::size_t>(used_); }
-
- private:
-  int* base_;
-  Index used_ = 0;
-};
-
 struct Jobs {
   Job lists;
   HeadJob heads;
@@ -287,16 +227,21 @@ Jobs place_jobs(detail::DevicePlanData& plan, std::span<const Tiling> tilings, c
     list.count = room.take<int>(1);
     list.cost = room.take<std::uint8_t>(list.tiles);
   }
-  HeadJob& h = jobs.heads;
-  h.heads_q = static_cast<int>(heads.heads_q);
-  h.heads_k = static_cast<int>(heads.heads_k);
-  h.mapped = !heads.map.empty();
-  for (std::size_t i = 0; i < heads.map.size(); ++i) h.map[i] = static_cast<std::uint16_t>(heads.map[i]);
-  h.kv_head = room.take<int>(heads.heads_q);
-  h.begin = room.take<int>(heads.heads_k + 1);
-  h.heads = room.take<int>(heads.heads_q);
+  place_heads(jobs.heads, heads, room);
   jobs.numbers = room.used();
   return jobs;
+}
+
+}  // namespace
+
+void place_heads(HeadJob& job, const HeadGroups& heads, Room& room) {
+  job.heads_q = static_cast<int>(heads.heads_q);
+  job.heads_k = static_cast<int>(heads.heads_k);
+  job.mapped = !heads.map.empty();
+  for (std::size_t i = 0; i < heads.map.size(); ++i) job.map[i] = static_cast<std::uint16_t>(heads.map[i]);
+  job.kv_head = room.take<int>(heads.heads_q);
+  job.begin = room.take<int>(heads.heads_k + 1);
+  job.heads = room.take<int>(heads.heads_q);
 }
 
 void check_sizes(const detail::DevicePlanData& plan, std::span<const Tiling> tilings, const HeadGroups& heads) {
@@ -312,8 +257,6 @@ void check_sizes(const detail::DevicePlanData& plan, std::span<const Tiling> til
                   "use keys in sequence order, fewer rows, or slices on the host");
   }
 }
-
-}  // namespace
 
 WorkLists build_lists(DevicePlan& plan, std::span<const Tiling> tilings, const HeadGroups& heads, cudaStream_t stream) {
   detail::DevicePlanData& data = plan.data();

@@ -52,6 +52,15 @@ __device__ inline WorkSlice read(const WorkSlice* slices, int n) {
   return s;
 }
 
+// A count that the device made, or `otherwise` where there is none because the host knows it. volatile like the read of
+// a slice, and for the same reason.
+__device__ inline int count_at(const int* count, int otherwise) {
+  if (count == nullptr) return otherwise;
+  int n;
+  asm volatile("ld.global.s32 %0, [%1];\n" : "=r"(n) : "l"(count));
+  return n;
+}
+
 // Iterates over the tiles of kKeys keys that query rows [row, row + kRows) see, slice by slice.
 template <int kKeys, int kRows>
 class KeyTileIterator {

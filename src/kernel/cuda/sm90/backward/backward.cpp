@@ -31,7 +31,7 @@ struct Rounded {
 
 // Mean number of query rows of a slice.
 Index mean_rows(const KernelBackwardArgs& args) {
-  if (args.device_plan != nullptr) return 0;  // not known on the host
+  if (args.device_plan != nullptr) return mean_rows_of(*args.device_plan);
   Index rows = 0;
   if (args.steps != nullptr) {
     for (const Range& r : args.steps->rows) rows += r.size();
@@ -62,11 +62,19 @@ struct CachedWork {
     of->add_keys(sm_count, stream);
     if (!sizes.empty()) cache_lists(key, of, of->bytes(), stream);
   }
+  // Are the lists complete before prepare_rows, which is launched without programmatic stream serialization? Those that
+  // were cached are, and those of a device_plan, to which nothing is added after it.
+  bool ready_first() const { return known || sizes.empty(); }
   std::vector<Index> sizes;  // empty with a device_plan
   ListKey key;
   std::shared_ptr<BackwardWork> of;
   bool known = false;
 };
+
+Index most_key_tiles(const KernelBackwardArgs& args, const BackwardWork& work, const BackwardShape& shape) {
+  if (args.device_plan != nullptr) return work.keys.active;
+  return ceil_div(args.k.rows, shape.keys) + static_cast<Index>(args.slices.size());
+}
 
 // Statistics of the query rows and the sums of dQ, for one call or for all calls of QuerySteps.
 struct StepMemory {
@@ -115,7 +123,6 @@ PrepareParams prepare_params(const BackwardInputs& p, const QueryTiles& rows, do
           .additions = p.additions,
           .dsink = dsink,
           .counter = counter,
-          .q_rows = static_cast<int>(p.args.q.rows),
           .heads_q = static_cast<int>(p.args.q.heads)};
 }
 BackwardParams backward_params(const BackwardInputs& p, int* counter) {
@@ -157,8 +164,8 @@ DqParams dq_params(const BackwardInputs& p, const BackwardParams& products) {
           .items = p.work.dq_items,
           .slices = p.work.dq_slices,
           .active = p.work.dq_active,
+          .count = p.work.dq_count,
           .heads = products.heads,
-          .q_rows = products.q_rows,
           .k_rows = products.k_rows,
           .heads_q = static_cast<int>(p.args.q.heads),
           .scores = products.scores,
@@ -173,7 +180,6 @@ StoreParams store_params(const BackwardInputs& p, bool programmatic) {
           .dq_sums = p.dq_sums,
           .dq = p.args.dq,
           .vec8 = stores_vec8(p.args.dq, p.dtype),
-          .q_rows = static_cast<int>(p.args.q.rows),
           .programmatic = programmatic};
 }
 
@@ -223,11 +229,9 @@ void backward(const KernelBackwardArgs& given) {
   CachedWork lists(args, shape, log2_heads, args.deterministic ? dq_tiles_per_item(width) : 0, stream);
   const BackwardWork& work = *lists.of;
   const bool alone = args.deterministic && !work.ordered_dq;  // dQ in a kernel of its own
-  check_grid(max_of(work.rows.tiles, ceil_div(args.k.rows, shape.keys) + static_cast<Index>(args.slices.size())),
-             max_of(units, args.k.heads));
+  check_grid(max_of(work.rows.tiles, most_key_tiles(args, work, shape)), max_of(units, args.k.heads));
 
-  const std::size_t tiles = at(work.rows.tiles) * at(units);
-  const std::size_t rows = tiles * at(shape.rows());
+  const std::size_t tiles = at(work.rows.tiles) * at(units), rows = tiles * at(shape.rows());
   auto step_memory = args.steps != nullptr ? std::static_pointer_cast<StepMemory>(args.steps->state) : nullptr;
   const bool prepared = step_memory != nullptr;
   if (!prepared)
@@ -254,8 +258,8 @@ void backward(const KernelBackwardArgs& given) {
 
   lists.complete(sm_count_of(args.place.device), stream);
   BackwardParams params = backward_params(pass, work.counter != nullptr ? work.counter : own_counter.get());
-  params.programmatic = lists.known;
-  params.keys_ready = lists.known && unprepared.tiles > 0 && !args.dsink.given();
+  params.programmatic = lists.ready_first();
+  params.keys_ready = params.programmatic && unprepared.tiles > 0 && !args.dsink.given();
   // Without rows there is no tensor to describe, and nothing is read.
   if (args.q.rows > 0 && args.k.rows > 0) {
     params.q = tensor_map(q.view(), 1 << log2_heads, 1 << log2_size);
@@ -284,7 +288,7 @@ void backward(const KernelBackwardArgs& given) {
     args.steps->state = args.steps->last ? nullptr : step_memory;
     if (!args.steps->last) return;
   }
-  store_rows(width, store_params(pass, lists.known), dtype, stream);
+  store_rows(width, store_params(pass, params.programmatic), dtype, stream);
 }
 
 }  // namespace weft::cuda::sm90

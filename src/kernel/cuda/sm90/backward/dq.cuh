@@ -41,21 +41,13 @@ struct DqSharedMemory {
   }
 };
 
-__device__ inline DqItem dq_item(const DqParams& params, int n) {
-  if (params.items != nullptr) return params.items[n];
-  const int block = params.rows.list.order[n], log = params.rows.log2_size;
-  const int2 range = params.rows.list.ranges[block];
-  return {(block * params.rows.listed) << log, min(((block + 1) * params.rows.listed) << log, params.q_rows), range.x,
-          range.y, block * params.rows.listed};
-}
-
 // Iterates over the tiles of keys that an item's rows see, slice by slice. Tiles are counted from the slice's k_first,
 // so a row's bits do not depend on where its tile begins.
 template <int kKeys>
 class DqKeyIterator {
  public:
   __device__ DqKeyIterator(const DqParams& params, const DqItem& item)
-      : slices_(params.items != nullptr ? params.slices : params.rows.list.slices), item_(item), member_(item.first) {}
+      : slices_(params.slices), item_(item), member_(item.first) {}
   __device__ bool start() { return enter(); }
   __device__ bool next() {
     key_ += kKeys;
@@ -287,7 +279,8 @@ __global__ void __launch_bounds__(DqShape::kThreads, 1) dq_kernel(const __grid_c
   const DqSharedMemory<kWidth> shared{shared_address(memory)};
   const int unit = static_cast<int>(blockIdx.y), head = unit << params.rows.log2_heads;
   const int kv_head = params.heads.group > 0 ? head / params.heads.group : params.heads.list.kv_head[head];
-  const DqItem item = dq_item(params, static_cast<int>(blockIdx.x));
+  if (static_cast<int>(blockIdx.x) >= count_at(params.count, params.active)) return;
+  const DqItem item = params.items[blockIdx.x];
   if (threadIdx.x == 0) shared.init();
   __syncthreads();
   const int warpgroup = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / 128, 0);

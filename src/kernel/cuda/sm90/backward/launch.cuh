@@ -26,7 +26,7 @@ __global__ void __launch_bounds__(backward_shape(kWidth).threads(), 1)
     backward_kernel(const __grid_constant__ BackwardParams params) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   extern __shared__ __align__(1024) unsigned char memory[];
-  const BackwardSharedMemory<kWidth, kDq> shared = begin_block<kWidth, kDq>(memory);
+  const BackwardSharedMemory<kWidth, kDq> shared = begin_block<kWidth, kDq>(params, memory);
   const int warp = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / 32, 0), warpgroup = warp / 4;
   if (warpgroup == 0) {
     run_producer<kWidth, kDq>(params, shared, warp);

@@ -12,12 +12,9 @@ namespace weft::cuda::sm90 {
 // Tiles of query rows. WorkSlice::tile_shift is added to a slice's rows before they are divided into tiles of `size`
 // rows.
 struct QueryTiles {
-  // [tiles] {begin, end}, with ~end for rows in no slice; null: tiles of `size` rows from row 0 on, whose slices are in
-  // `list`.
-  const int2* ranges;
-  WorkList list;  // slices of each `listed` tiles
-  int listed;
-  int tiles;
+  const int2* ranges;         // [tiles] {begin, end}, with ~end for rows in no slice
+  int tiles;                  // or the most there can be
+  const int* count;           // the number of tiles where only the device knows it; null: `tiles`
   int log2_size, log2_heads;  // log2 of the rows and of the query heads packed into a tile
 
   WEFT_HD int size() const { return 1 << log2_size; }
@@ -35,12 +32,13 @@ WEFT_HD constexpr TileRange tiles_seeing(const WorkSlice& s, int begin, int end,
   return {static_cast<int>(first + s.tile_shift) >> log2_size, static_cast<int>(last + s.tile_shift) >> log2_size};
 }
 
-// Tiles of keys, on the host in the order of work.
+// Tiles of BackwardShape::keys keys that have slices, in the order of work.
 struct KeyTiles {
-  const int4* items;  // [active] {first key, end, first slice, end}; null: as `list` has them
-  WorkList list;      // of tiles of BackwardShape::keys keys
-  int active;         // tiles that may have slices
-  const int* order;   // [active · K/V heads] order of work: head · active + tile; null: head by head
+  const int4* items;        // [active] {first key, end, first slice, end}
+  const WorkSlice* slices;  // of the items
+  int active;               // or the most there can be
+  const int* count;         // the number of items where only the device knows it; null: `active`
+  const int* order;         // [active · K/V heads] order of work: head · active + tile; null: head by head
   // Dq::ordered: the number of additions to a tile of dQ that come before that of a slice's visit, at index k_first of
   // the slice + tile. Items of a head are claimed in this order.
   const int* dq_order;
@@ -74,8 +72,8 @@ struct BackwardParams {
   bool vec8_dk, vec8_dv;  // dK, dV have the inputs' dtype and 8 elements can be stored at once; otherwise they are f32
   bool add_keys;
   float *dk_parts, *dv_parts;  // [parts, K/V heads, keys of a tile] in register layout, of items that compute a part
-  const int2* unseen;          // [unseen_tiles] ranges of keys in no slice; null: tiles of the list without slices
-  int unseen_tiles;            // 0 if dK and dV are added to
+  const int2* unseen;          // [unseen_tiles] ranges of keys in no slice; {0, 0} after the last
+  int unseen_tiles;            // or the most there can be; 0 if dK and dV are added to
   // programmatic: launched with programmatic stream serialization. keys_ready: the previous kernel is prepare_rows,
   // launched without, so K and V were complete before it.
   bool programmatic, keys_ready;
@@ -95,11 +93,12 @@ struct DqItem {
 struct DqParams {
   CUtensorMap q, dout, k, v;  // as in BackwardParams, with DqShape::keys
   QueryTiles rows;
-  const DqItem* items;      // [active]; null: as rows.list has them
+  const DqItem* items;      // [active]
   const WorkSlice* slices;  // slices of the items
-  int active;
+  int active;               // or the most there can be
+  const int* count;         // the number of items where only the device knows it; null: `active`
   HeadTiles heads;
-  int q_rows, k_rows, heads_q;
+  int k_rows, heads_q;
   ScoreScale scores;
   float scale;
   const float* statistics;
@@ -121,7 +120,7 @@ struct PrepareParams {
   int* additions;  // set to 0; or null
   double* dsink;   // [hq, tiles] or null
   int* counter;    // set to 0; or null
-  int q_rows, heads_q;
+  int heads_q;
 };
 void prepare_rows(Width width, const PrepareParams& params, cudaStream_t stream);
 
@@ -132,7 +131,6 @@ struct StoreParams {
   const float* dq_sums;
   TensorView dq;
   bool vec8;  // as BackwardParams::vec8_dk
-  int q_rows;
   bool programmatic;
 };
 void store_rows(Width width, const StoreParams& params, DType inputs, cudaStream_t stream);

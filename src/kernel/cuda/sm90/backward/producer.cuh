@@ -22,7 +22,8 @@ struct BackwardSharedMemory {
                             kDeltaAt = kLseAt + kStages * kShape.statistics_bytes(),
                             kStepAt = kDeltaAt + kStages * kShape.statistics_bytes(),
                             kItemAt = kStepAt + kStages * BackwardShape::kStepBytes,
-                            kBarrierAt = kItemAt + kKeyBuffers * BackwardShape::kItemBytes;
+                            kBarrierAt = kItemAt + kKeyBuffers * BackwardShape::kItemBytes,
+                            kTilesAt = kShape.shared_bytes() - 8;
   static constexpr int kParts = kShape.parts();
   static constexpr int kSteps = kConsumers == 3 ? 3 : 1;  // steps from one whose dQ a consumer computes to the next
   static constexpr unsigned kPartsAt = kShape.parts_at(),
@@ -41,6 +42,8 @@ struct BackwardSharedMemory {
   __device__ unsigned delta(int s) const { return base + kDeltaAt + times(s, kShape.statistics_bytes()); }
   __device__ unsigned step(int s) const { return base + kStepAt + times(s, BackwardShape::kStepBytes); }
   __device__ unsigned item(int b = 0) const { return base + kItemAt + times(b, BackwardShape::kItemBytes); }
+  // The number of tiles of keys that have slices: the producer has few registers, and reads it again and again.
+  __device__ unsigned tiles() const { return base + kTilesAt; }
   // mbarriers. full: the tile has landed. free: all readers are done. raw: it has landed, but must be zero-filled
   // before it is full.
   __device__ unsigned barrier(int n) const { return base + kBarrierAt + times(n, 8); }
@@ -152,7 +155,7 @@ __device__ void load_k_v(const BackwardParams& params, const BackwardSharedMemor
   const int lane = static_cast<int>(threadIdx.x % 32);
   bool covers = false;  // one slice covers all keys; past the buffer's last key TMA has filled in zeros
   for (int m = item.first + lane; m < item.last; m += 32) {
-    const WorkSlice& s = params.keys.list.slices[m];
+    const WorkSlice& s = params.keys.slices[m];
     covers = covers || (s.k_begin <= item.begin && s.k_end >= item.end);
   }
   const bool used = item.has_work();
@@ -270,7 +273,8 @@ __device__ void load_q_dout(const BackwardParams& params, const BackwardSharedMe
 // so its first item too is claimed from the counter: a block with a lower index may not have started.
 template <Width kWidth, Dq kDq>
 __device__ void produce(const BackwardParams& params, const BackwardSharedMemory<kWidth, kDq>& shared) {
-  const int lane = static_cast<int>(threadIdx.x % 32), items = params.keys.active * params.heads_k;
+  const int lane = static_cast<int>(threadIdx.x % 32);
+  const auto all_tiles = [&] { return ld_shared_s32(shared.tiles()); };
   ProducerState<backward_shape(kWidth, kDq).stages> state;
   PipelineState<shared.kKeyBuffers> keys;
   unsigned raw_phases = 0;  // one bit per buffer of keys
@@ -280,7 +284,7 @@ __device__ void produce(const BackwardParams& params, const BackwardSharedMemory
     int claimed = 0;
     if (lane == 0) {
       claimed = atomicAdd(params.counter, 1);
-      if (claimed - items == static_cast<int>(gridDim.x) - given - 1)
+      if (claimed - all_tiles() * params.heads_k == static_cast<int>(gridDim.x) - given - 1)
         *params.counter = 0;  // the last claim resets the counter for the next launch
       claimed += given;
     }
@@ -288,18 +292,16 @@ __device__ void produce(const BackwardParams& params, const BackwardSharedMemory
   };
   // Until the previous kernel is done the counter belongs to another call.
   if (kDq == Dq::ordered && !params.keys_ready) griddepcontrol_wait();
-  for (int next = kDq == Dq::ordered ? claim() : static_cast<int>(blockIdx.x); next < items;) {
-    const int at = params.keys.order != nullptr ? params.keys.order[next] : next;
-    const int kv_head = at / params.keys.active, tile = at % params.keys.active;
+  for (int next = kDq == Dq::ordered ? claim() : static_cast<int>(blockIdx.x); next < all_tiles() * params.heads_k;) {
+    const int at = params.keys.order != nullptr ? params.keys.order[next] : next, tiles = all_tiles();
+    const int kv_head = at / tiles, tile = at % tiles;
     const KeyItem<backward_shape(kWidth).keys> item(params, tile, kv_head);
-    if (item.is_shown()) {                            // otherwise zero_fill_unseen writes its zeros
-      if (!params.keys_ready) griddepcontrol_wait();  // work lists are uploaded before any programmatic launch
-      mbarrier_wait(shared.keys_free(keys.index), keys.phase ^ 1);
-      load_k_v<kWidth, kDq>(params, shared, item, kv_head, keys.index, raw_phases);
-      keys.advance();
-      if (params.keys_ready) griddepcontrol_wait();  // statistics and dQ's sums come from the previous kernel
-      load_q_dout<kWidth, kDq>(params, shared, item, state);
-    }
+    if (!params.keys_ready) griddepcontrol_wait();  // work lists are complete before any programmatic launch
+    mbarrier_wait(shared.keys_free(keys.index), keys.phase ^ 1);
+    load_k_v<kWidth, kDq>(params, shared, item, kv_head, keys.index, raw_phases);
+    keys.advance();
+    if (params.keys_ready) griddepcontrol_wait();  // statistics and dQ's sums come from the previous kernel
+    load_q_dout<kWidth, kDq>(params, shared, item, state);
     // Claimed only now, so that the work is not held back from blocks that are idle. The last steps are still being
     // computed.
     next = claim();
@@ -333,20 +335,13 @@ __device__ inline void zero_fill_keys(const TensorView& to, int element_bytes, i
   }
 }
 
-// kKeys: keys of a tile.
-template <int kKeys>
-__device__ void zero_fill_unseen(const BackwardParams& params) {
+__device__ inline void zero_fill_unseen(const BackwardParams& params) {
 #pragma unroll 1
   for (int n = static_cast<int>(blockIdx.x); n < params.unseen_tiles * params.heads_k;
        n += static_cast<int>(gridDim.x)) {
-    const int tile = n % params.unseen_tiles, head = n / params.unseen_tiles;
-    int2 keys = {tile * kKeys, min((tile + 1) * kKeys, params.k_rows)};
-    if (params.unseen != nullptr) {
-      keys = params.unseen[tile];
-    } else {
-      const int2 slices = params.keys.list.ranges[tile];
-      if (slices.x < slices.y) continue;
-    }
+    const int tile = n / params.heads_k, head = n % params.heads_k;
+    const int2 keys = params.unseen[tile];
+    if (keys.y == 0) return;  // there are no more
     zero_fill_keys(params.dk, params.vec8_dk ? 2 : 4, keys, head);
     zero_fill_keys(params.dv, params.vec8_dv ? 2 : 4, keys, head);
   }
@@ -378,9 +373,14 @@ __device__ void add_dq_in_order(const BackwardParams& params, const BackwardShar
 
 // Called by all threads at the start of a block.
 template <Width kWidth, Dq kDq>
-__device__ __forceinline__ BackwardSharedMemory<kWidth, kDq> begin_block(const unsigned char* memory) {
+__device__ __forceinline__ BackwardSharedMemory<kWidth, kDq> begin_block(const BackwardParams& params,
+                                                                         const unsigned char* memory) {
   const BackwardSharedMemory<kWidth, kDq> shared{warp_uniform(shared_address(memory))};
-  if (threadIdx.x == 0) shared.init();
+  if (threadIdx.x == 0) {
+    shared.init();
+    // Like all lists it is complete before any programmatic launch.
+    st_shared_s32(shared.tiles(), params.keys.count != nullptr ? *params.keys.count : params.keys.active);
+  }
   __syncthreads();
   griddepcontrol_launch_dependents();
   return shared;
@@ -394,7 +394,7 @@ __device__ __forceinline__ void run_producer(const BackwardParams& params,
     produce<kWidth, kDq>(params, shared);
   } else {
     griddepcontrol_wait();  // in every block, so that the next kernel cannot overtake the previous one
-    zero_fill_unseen<backward_shape(kWidth).keys>(params);
+    zero_fill_unseen(params);
     if constexpr (kDq == Dq::ordered)
       if (warp <= shared.kConsumers && threadIdx.x % 32 == 0) add_dq_in_order<kWidth>(params, shared, warp - 1);
   }

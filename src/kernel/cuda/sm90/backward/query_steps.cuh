@@ -41,26 +41,18 @@ struct KeyItem {
   int head, heads;  // range in WorkHeads::heads: [head, heads)
 
   __device__ KeyItem(const BackwardParams& params, int tile, int kv_head) {
-    if (params.keys.items != nullptr) {
-      const int4 item = params.keys.items[tile];
-      begin = item.x, end = item.y, first = item.z, last = item.w;
-    } else {
-      tile = params.keys.list.order[tile];
-      const int2 range = params.keys.list.ranges[tile];
-      begin = tile * kKeys, end = min((tile + 1) * kKeys, params.k_rows);
-      first = range.x, last = range.y;
-    }
+    const int4 item = params.keys.items[tile];
+    begin = item.x, end = item.y, first = item.z, last = item.w;
     if (params.heads.group > 0) {
       head = kv_head * params.heads.group, heads = head + params.heads.group;
     } else {
       head = params.heads.list.begin[kv_head], heads = params.heads.list.begin[kv_head + 1];
     }
   }
-  __device__ bool is_shown() const { return first < last; }
   __device__ bool has_work() const { return first < last && head < heads; }
   __device__ bool is_live(const BackwardParams& params, int key) const {
     for (int m = first; m < last; ++m) {
-      const WorkSlice& s = params.keys.list.slices[m];
+      const WorkSlice& s = params.keys.slices[m];
       if (key >= s.k_begin && key < s.k_end) return true;
     }
     return false;
@@ -97,7 +89,7 @@ class QueryStepIterator {
     // Rows past the tile's end are masked, but must not hold NaN or infinity either.
     int rows = min(size, params_.q_rows - row);
     const bool zero_fill = row < s.q_begin || row + rows > s.q_end;
-    if (zero_fill && params_.rows.ranges != nullptr) rows = min(rows, params_.rows.ranges[tile_].y - row);
+    if (zero_fill) rows = min(rows, params_.rows.ranges[tile_].y - row);
     const bool all = row >= s.q_begin && row + rows <= s.q_end && key >= s.k_begin && key + kKeys <= s.k_end &&
                      keys == kKeys && key - (row + rows - 1) >= s.lo && key + kKeys - 1 - row <= s.hi;
     const long long shift = static_cast<long long>(row) - key;
@@ -125,7 +117,7 @@ class QueryStepIterator {
   __device__ bool enter() {
     while (true) {
       for (; member_ < item_.last; ++member_) {
-        slice_ = read(params_.keys.list.slices, member_);
+        slice_ = read(params_.keys.slices, member_);
         const TileRange tiles = tiles_seeing(slice_, item_.begin, item_.end, params_.rows.log2_size);
         if (tiles.first > tiles.last) continue;
         tile_ = tiles.last;

@@ -10,18 +10,15 @@ namespace {
 
 constexpr int kThreads = 256;
 
-// Rows of a tile; `held` if a slice may contain them.
+// Rows of a tile; `held` if slices contain them.
 struct TileRows {
   int begin, end;
   bool held;
+  __device__ bool is_live(int row) const { return row < end && held; }
 };
-__device__ TileRows rows_of_tile(const QueryTiles& tiles, int tile, int q_rows) {
-  if (tiles.ranges == nullptr) return {tile << tiles.log2_size, min((tile + 1) << tiles.log2_size, q_rows), true};
+__device__ TileRows rows_of_tile(const QueryTiles& tiles, int tile) {
   const int2 range = tiles.ranges[tile];
   return {range.x, range.y < 0 ? ~range.y : range.y, range.y >= 0};
-}
-__device__ bool is_live(const QueryTiles& tiles, const TileRows& rows, int tile, int row) {
-  return row < rows.end && rows.held && (tiles.ranges != nullptr || row_is_live(tiles.list, tile / tiles.listed, row));
 }
 
 __device__ float2 two_floats(unsigned x, DType dtype) {  // bf16 or f16
@@ -53,6 +50,9 @@ __device__ __forceinline__ void zero_fill_sums(float* sums) {
   for (int i = 0; i < kCount / 4 / kThreads; ++i) fours[i * kThreads + static_cast<int>(threadIdx.x)] = {0, 0, 0, 0};
 }
 
+__device__ __forceinline__ double& sink_term_of_head(const PrepareParams& params, int unit, int tile, int head) {
+  return params.dsink[static_cast<Index>((unit << params.rows.log2_heads) + head) * params.rows.tiles + tile];
+}
 // Each head's sum of a tile's terms, in the same order on every run.
 template <int kRows>
 __device__ __forceinline__ void sum_sink_terms(const PrepareParams& params, const double (&terms)[kRows], int unit,
@@ -61,7 +61,15 @@ __device__ __forceinline__ void sum_sink_terms(const PrepareParams& params, cons
   if (thread >= params.rows.heads()) return;
   double sum = 0;
   for (int r = thread; r < kRows; r += params.rows.heads()) sum += terms[r];
-  params.dsink[static_cast<Index>((unit << params.rows.log2_heads) + thread) * params.rows.tiles + tile] = sum;
+  sink_term_of_head(params, unit, tile, thread) = sum;
+}
+
+// Of tiles that there are not, only the sink's terms count, because they are added up.
+__device__ __forceinline__ bool is_past_count(const PrepareParams& params, int unit, int tile) {
+  if (tile < count_at(params.rows.count, params.rows.tiles)) return false;
+  const int thread = static_cast<int>(threadIdx.x);
+  if (params.dsink != nullptr && thread < params.rows.heads()) sink_term_of_head(params, unit, tile, thread) = 0;
+  return true;
 }
 
 // One block per tile and unit; a row is read by as many lanes as it has pieces of 8 elements.
@@ -76,8 +84,9 @@ __global__ void __launch_bounds__(kThreads) prepare_kernel(const __grid_constant
   // The first heads come last: the backward kernel starts with them and finds their sums in the L2 cache.
   const int block = static_cast<int>(gridDim.x - 1 - blockIdx.x);
   const int tile = block % params.rows.tiles, unit = block / params.rows.tiles;
-  const TileRows rows = rows_of_tile(params.rows, tile, params.q_rows);
   const int dim = static_cast<int>(params.dout.view.dim), thread = static_cast<int>(threadIdx.x);
+  if (is_past_count(params, unit, tile)) return;
+  const TileRows rows = rows_of_tile(params.rows, tile);
   float* statistics = params.statistics + static_cast<Index>(block) * (2 * kRows);
   constexpr int kParts = kShape.parts_of_tile();
   if (params.additions != nullptr && thread < kParts) params.additions[kParts * static_cast<Index>(block) + thread] = 0;
@@ -94,7 +103,7 @@ __global__ void __launch_bounds__(kThreads) prepare_kernel(const __grid_constant
   float lse[kEach], delta[kEach];
 #pragma unroll
   for (int i = 0; i < kEach; ++i) {
-    live[i] = is_live(params.rows, rows, tile, row_of(i));
+    live[i] = rows.is_live(row_of(i));
     lse[i] = kMinusInfinity<float>;
     if (live[i] && piece == 0)
       lse[i] = load_element(params.lse.data, params.lse.dtype, offset_of(params.lse, row_of(i), head_of(i)));
@@ -119,7 +128,7 @@ __global__ void __launch_bounds__(kThreads) prepare_kernel(const __grid_constant
 #pragma unroll 1
     for (int i = 0; i < kEach; ++i) {
       float a[8] = {}, b[8] = {};
-      if (is_live(params.rows, rows, tile, row_of(i)) && piece * 8 < dim) {
+      if (rows.is_live(row_of(i)) && piece * 8 < dim) {
         load_eight(params.out, offset_of(params.out.view, row_of(i), head_of(i)) + piece * 8, dim - piece * 8, a);
         load_eight(params.dout, offset_of(params.dout.view, row_of(i), head_of(i)) + piece * 8, dim - piece * 8, b);
       }
@@ -156,7 +165,8 @@ __global__ void __launch_bounds__(kThreads) store_kernel(const __grid_constant__
   // The last heads come first: their sums are still in the L2 cache.
   const int block = static_cast<int>(gridDim.x - 1 - blockIdx.x);
   const int tile = block % params.rows.tiles, unit = block / params.rows.tiles;
-  const TileRows rows = rows_of_tile(params.rows, tile, params.q_rows);
+  if (tile >= count_at(params.rows.count, params.rows.tiles)) return;
+  const TileRows rows = rows_of_tile(params.rows, tile);
   const float4* sums = reinterpret_cast<const float4*>(params.dq_sums + static_cast<Index>(block) * (kRows * kK));
   const int thread = static_cast<int>(threadIdx.x);
   const auto row_of = [&](int r) { return rows.begin + (r >> params.rows.log2_heads); };
@@ -166,7 +176,7 @@ __global__ void __launch_bounds__(kThreads) store_kernel(const __grid_constant__
 #pragma unroll
   for (int j = 0; j < 2; ++j) {  // not read from the statistics, which may alias dQ
     const int r = thread / 32 % 4 * 16 + thread % 32 / 4 + 8 * j;
-    seeing[j] = is_live(params.rows, rows, tile, row_of(r)) &&
+    seeing[j] = rows.is_live(row_of(r)) &&
                 load_element(params.lse.data, params.lse.dtype, offset_of(params.lse, row_of(r), head_of(r))) !=
                     kMinusInfinity<float>;
   }

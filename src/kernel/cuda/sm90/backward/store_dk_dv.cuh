@@ -16,7 +16,7 @@ __device__ __forceinline__ int live_keys(const BackwardParams& params, const Sha
     if (seen && (item.flags & SharedItem::kZeroFill) != 0) {
       seen = false;
       for (int m = item.first; m < item.last && !seen; ++m) {
-        const WorkSlice& s = params.keys.list.slices[m];
+        const WorkSlice& s = params.keys.slices[m];
         seen = key >= s.k_begin && key < s.k_end;
       }
     }

@@ -39,14 +39,15 @@ struct BackwardShape {
   WEFT_HD constexpr int dout_bytes() const { return 2 * rows() * dim_v; }
   WEFT_HD constexpr int ds_bytes() const { return 2 * keys * rows(); }   // also of a buffer of P
   WEFT_HD constexpr int statistics_bytes() const { return 4 * rows(); }  // of LSE, or of delta
-  // Shared memory holds K, V, the stages of Q and dO, dS and P; then statistics, steps, items and mbarriers.
+  // Shared memory holds K, V, the stages of Q and dO, dS and P; then statistics, steps, items, mbarriers and the number
+  // of tiles of keys.
   WEFT_HD constexpr int tile_bytes() const {
     return key_buffers * (k_bytes() + v_bytes()) + stages * (q_bytes() + dout_bytes()) +
            (ds_buffers() + p_buffers) * ds_bytes();
   }
   WEFT_HD constexpr int shared_bytes() const {
     return tile_bytes() + stages * (2 * statistics_bytes() + kStepBytes) + key_buffers * kItemBytes +
-           8 * (3 * key_buffers + 6 * stages + 2 * ds_buffers());
+           8 * (3 * key_buffers + 6 * stages + 2 * ds_buffers()) + 8;
   }
   // Dq::ordered adds the parts of dQ, their order numbers and mbarriers, for which there is room up to 128 columns.
   WEFT_HD constexpr bool fits_ordered_dq() const { return dim_qk <= 128; }

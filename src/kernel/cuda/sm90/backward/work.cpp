@@ -166,20 +166,31 @@ BackwardWork::BackwardWork(const KernelBackwardArgs& args, const BackwardShape& 
   const int log2_size = shape.log2_rows - log2_heads;
   rows.log2_size = log2_size;
   rows.log2_heads = log2_heads;
-  rows.listed = dq_tiles_per_item > 0 ? dq_tiles_per_item : 1;
-  if (args.device_plan == nullptr) {
+  if (args.device_plan != nullptr)
+    build_on_device(args, stream);
+  else
     cut_slices(args, stream);
-    return;
-  }
-  const Tiling tilings[] = {{Side::query, args.q.rows, rows.listed << log2_size}, {Side::key, args.k.rows, shape.keys}};
-  lists_ =
-      make_work_lists({}, args.device_plan, tilings, {args.q.heads, args.k.heads, args.attention.head_map}, stream);
-  rows.list = lists_.lists[0];
-  rows.tiles = static_cast<int>(ceil_div(args.q.rows, Index{1} << log2_size));
-  dq_active = tilings[0].tiles();
-  keys.list = lists_.lists[1];
-  keys.active = unseen_tiles = tilings[1].tiles();
-  heads = lists_.heads;
+}
+
+void BackwardWork::build_on_device(const KernelBackwardArgs& args, cudaStream_t stream) {
+  on_device_ = true;
+  DeviceBackwardTiles made = build_backward_tiles(
+      *args.device_plan, {.log2_size = rows.log2_size, .keys = shape_.keys, .dq_tiles = dq_tiles_per_item_},
+      {args.q.heads, args.k.heads, args.attention.head_map}, stream);
+  first_ = std::move(made.memory);
+  rows.ranges = made.rows;
+  rows.tiles = made.most_rows;
+  rows.count = made.row_count;
+  keys.items = made.keys.items;
+  keys.slices = made.keys.slices;
+  keys.active = unseen_tiles = made.keys.most;
+  keys.count = made.keys.count;
+  unseen = made.unseen;
+  dq_items = made.dq.items;
+  dq_slices = made.dq.slices;
+  dq_active = made.dq.most;
+  dq_count = made.dq.count;
+  heads = made.heads;
 }
 
 void BackwardWork::cut_slices(const KernelBackwardArgs& args, cudaStream_t stream) {
@@ -295,7 +306,7 @@ void BackwardWork::split_long(KeyItems& items, int sm_count) const {
 }
 
 void BackwardWork::add_keys(int sm_count, cudaStream_t stream) {
-  if (rows.ranges == nullptr) return;  // a device_plan has its tiles already
+  if (on_device_) return;  // all is there already
   KeyItems tiles = key_items();
   split_long(tiles, sm_count);
   std::vector<int> order;
@@ -329,7 +340,7 @@ void BackwardWork::add_keys(int sm_count, cudaStream_t stream) {
                     parts_at = lists.add_numbers(tiles.parts), split_at = lists.add_numbers(split);
   second_ = upload(lists.numbers(), stream);
   const int* base = second_.get();
-  keys.list.slices = reinterpret_cast<const WorkSlice*>(base + members_at);
+  keys.slices = reinterpret_cast<const WorkSlice*>(base + members_at);
   keys.items = reinterpret_cast<const int4*>(base + items_at);
   keys.active = static_cast<int>(order.size());
   keys.order = item_order.empty() ? nullptr : base + order_at;

@@ -4,12 +4,13 @@
 // tiles of a document follow each other, those of the longest document first, so that the dQ they add to stays in the
 // L2 cache; within a document the most expensive tile comes first. In a tree each node's keys are what a document's
 // are, and the nodes of a subtree whose dQ fits in the L2 cache follow each other. K/V heads follow each other for the
-// same reason, except for items so long that they would end after all others. With a device_plan tiles lie on a fixed
-// grid.
+// same reason, except for items so long that they would end after all others. With a device_plan the device cuts the
+// same tiles (lists/device_tiles.h) and orders those of keys by document; heads follow each other.
 #pragma once
 
 #include "kernel/cuda/sm90/backward/dq_order.h"
 #include "kernel/cuda/sm90/backward/split_keys.h"
+#include "kernel/cuda/sm90/lists/device_tiles.h"
 #include "kernel/cuda/work/list.h"
 
 namespace weft::cuda::sm90 {
@@ -48,16 +49,18 @@ class BackwardWork {
   // Dq::ordered is used for the same bits on every run: with lists from the host, if 64 MiB hold all order numbers and
   // windows are wide.
   bool ordered_dq = false;
-  // Otherwise items of the separate dQ kernel; null with a device_plan.
+  // Otherwise items of the separate dQ kernel.
   const DqItem* dq_items = nullptr;
   const WorkSlice* dq_slices = nullptr;
   int dq_active = 0;
+  const int* dq_count = nullptr;  // as in DqParams
   // Tiles of keys that several items share, and the number of their parts.
   const SplitTile* split_tiles = nullptr;
   int split_count = 0, part_count = 0;
   int* counter = nullptr;  // set to 0; null with a device_plan
 
  private:
+  void build_on_device(const KernelBackwardArgs& args, cudaStream_t stream);
   void cut_slices(const KernelBackwardArgs& args, cudaStream_t stream);
   bool suits_ordered_dq() const;
   KeyItems key_items() const;
@@ -71,7 +74,7 @@ class BackwardWork {
   int dq_tiles_per_item_;
   bool can_split_;
   Index heads_k_, units_of_head_;
-  WorkLists lists_;  // of a device_plan
+  bool on_device_ = false;
   std::vector<WorkSlice> slices_;
   Cut rows_, keys_;
   StreamArray<int> first_, second_;

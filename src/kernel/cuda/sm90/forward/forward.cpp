@@ -12,6 +12,7 @@
 #include "kernel/cuda/host.h"
 #include "kernel/cuda/sm90/aligned_copy.h"
 #include "kernel/cuda/sm90/forward/params.h"
+#include "kernel/cuda/sm90/lists/device_tiles.h"
 #include "kernel/cuda/work/list.h"
 #include "kernel/cuda_kernels.h"
 #include "text.h"
@@ -41,29 +42,29 @@ struct ListSizes {
 
 // What the kernel reads of its work, and the memory that holds it.
 struct ForwardWork {
-  WorkLists lists;
   StreamArray<int> memory;
-  WorkList list;
+  const WorkSlice* slices = nullptr;
   const ForwardItem* items = nullptr;
   const int* kv_head = nullptr;
-  int* counter = nullptr;  // KeySplits::arrived lies behind it
-  int tiles = 0;
+  int* counter = nullptr;            // KeySplits::arrived lies behind it
+  int tiles = 0;                     // with a device_plan the most there can be
+  const int* tile_count = nullptr;   // of a device_plan
   Index longest_slice = 0;           // keys of the longest slice, from its k_first
   Index widest_tile = 0;             // keys from the first to the last that a tile sees
   std::vector<int> visited, ending;  // QuerySteps: tiles with slices, and those of them whose rows end in this call
 };
 ForwardWork work_of_plan(const KernelForwardArgs& args, const ListSizes& sizes, cudaStream_t stream) {
   ForwardWork work;
-  const Tiling tiling[] = {{Side::query, args.q.rows, sizes.rows}};
-  work.lists =
-      make_work_lists({}, args.device_plan, tiling, {args.q.heads, args.k.heads, args.attention.head_map}, stream);
-  const auto counters = at(sizes.all_counters(tiling[0].tiles()));
-  work.memory = StreamArray<int>(counters, stream);
-  WEFT_CUDA(cudaMemsetAsync(work.memory.get(), 0, counters * sizeof(int), stream));
-  work.list = work.lists.lists[0];
-  work.kv_head = work.lists.heads.kv_head;
-  work.counter = work.memory.get();
-  work.tiles = tiling[0].tiles();
+  const int counters = sizes.all_counters(most_forward_tiles(*args.device_plan, sizes.rows));
+  DeviceForwardTiles made = build_forward_tiles(
+      *args.device_plan, sizes.rows, {args.q.heads, args.k.heads, args.attention.head_map}, counters, stream);
+  work.memory = std::move(made.memory);
+  work.slices = made.tiles.slices;
+  work.items = made.tiles.items;
+  work.kv_head = made.heads.kv_head;
+  work.counter = made.counters;
+  work.tiles = made.tiles.most;
+  work.tile_count = made.tiles.count;
   work.longest_slice = work.widest_tile = args.k.rows;
   return work;
 }
@@ -132,7 +133,7 @@ ForwardWork make_work(const KernelForwardArgs& args, const ListSizes& sizes, cud
   const std::vector<int> zeros(at(sizes.all_counters(work.tiles)), 0);
   const std::size_t items_at = lists.add_numbers(items), zero_at = lists.add_numbers(zeros);
   work.memory = upload(lists.numbers(), stream);
-  work.list = lists.list(work.memory.get(), 0);
+  work.slices = lists.list(work.memory.get(), 0).slices;
   work.items = reinterpret_cast<const ForwardItem*>(work.memory.get() + items_at);
   work.kv_head = lists.heads(work.memory.get()).kv_head;
   work.counter = work.memory.get() + zero_at;
@@ -285,15 +286,15 @@ void forward(const KernelForwardArgs& args) {
   ForwardParams params{.q = {},
                        .k = {},
                        .v = {},
-                       .list = work.list,
+                       .slices = work.slices,
                        .items = work.items,
                        .kv_head = mapped ? work.kv_head : nullptr,
                        .tiles = work.tiles,
+                       .tile_count = work.tile_count,
                        .units = units,
                        .heads = side.heads,
                        .rows = side.rows,
                        .units_of_group = group / side.heads,
-                       .q_rows = static_cast<int>(args.q.rows),
                        .k_rows = static_cast<int>(args.k.rows),
                        .heads_q = static_cast<int>(args.q.heads),
                        .sm_count = sm_count,

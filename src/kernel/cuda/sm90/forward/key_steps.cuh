@@ -59,21 +59,11 @@ __device__ inline VisibleRange visible_keys(const Step& step, int row) {
 
 // The n-th query tile in the order of work.
 __device__ inline ForwardItem item_of(const ForwardParams& params, int n) {
-  ForwardItem item;
-  if (params.items != nullptr) {  // four independent loads
-    const int4* from = reinterpret_cast<const int4*>(params.items + n);
-    int4* to = reinterpret_cast<int4*>(&item);
+  ForwardItem item;  // four independent loads
+  const int4* from = reinterpret_cast<const int4*>(params.items + n);
+  int4* to = reinterpret_cast<int4*>(&item);
 #pragma unroll
-    for (int i = 0; i < 4; ++i) to[i] = from[i];
-    return item;
-  }
-  item.tile = params.list.order[n];
-  item.begin = item.tile * params.rows;
-  item.end = min(item.begin + params.rows, params.q_rows);
-  const int2 range = params.list.ranges[item.tile];
-  item.first = range.x, item.last = range.y;
-  item.ends = 0;
-  if (range.x < range.y) item.slice = params.list.slices[range.x];
+  for (int i = 0; i < 4; ++i) to[i] = from[i];
   return item;
 }
 

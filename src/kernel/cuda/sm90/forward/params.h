@@ -53,14 +53,15 @@ struct alignas(16) ForwardItem {
 
 struct ForwardParams {
   CUtensorMap q, k, v;       // TMA boxes of 64 columns: {64, heads, rows} of Q, {64, 1, keys} of K and V
-  WorkList list;             // tiles of query rows
-  const ForwardItem* items;  // [tiles] in the order of the list; null: tiles of `rows` rows from row 0 on
+  const WorkSlice* slices;   // of the items
+  const ForwardItem* items;  // [tiles] in the order of work
   const int* kv_head;        // [units]; null: unit·heads / heads_of_group
-  int tiles;                 // tiles of query rows
+  int tiles;                 // tiles of query rows, or the most there can be
+  const int* tile_count;     // the number of tiles where only the device knows it; null: `tiles`
   int units;                 // groups of `heads` query heads: heads_q / heads
   int heads, rows;           // query heads and rows packed into a tile (Grouping)
   int units_of_group;        // units that share a K/V head
-  int q_rows, k_rows, heads_q;
+  int k_rows, heads_q;
   int sm_count;       // the most blocks that are launched
   ScoreScale scores;  // scale_log2 > 0
   float sign;         // 1, or -1 or 0 where the scale is negative or 0: scores are multiplied by it

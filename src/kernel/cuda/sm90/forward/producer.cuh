@@ -127,9 +127,11 @@ struct Producer {
     prefetch_tensormap(params.q);
     prefetch_tensormap(params.k);
     const int heads_inverse = (0x10000 + params.heads - 1) / params.heads;
-    const int per_tile = kSplits ? params.splits.items() : 1, items = params.tiles * params.units * per_tile;
-    for (int next = static_cast<int>(blockIdx.x); next < items;) {
-      const Item at = item_at(l2_order(next / per_tile, items / per_tile, params.steps), params.tiles, params.units);
+    const int per_tile = kSplits ? params.splits.items() : 1;
+    const auto all_tiles = [&] { return count_at(params.tile_count, params.tiles); };
+    for (int next = static_cast<int>(blockIdx.x); next < all_tiles() * params.units * per_tile;) {
+      const int tiles = all_tiles();
+      const Item at = item_at(l2_order(next / per_tile, tiles * params.units, params.steps), tiles, params.units);
       item = item_of(params, at.tile);
       unit = at.unit;
       kv_head = params.kv_head != nullptr ? params.kv_head[unit] : unit / params.units_of_group;
@@ -139,16 +141,16 @@ struct Producer {
       const auto claim = [&] { claimed = atomicAdd(params.counter, 1); };
       if constexpr (kSplits) {
         griddepcontrol_wait();
-        const SplitRange splits = splits_of(params.list.slices, item, params.splits.keys);
+        const SplitRange splits = splits_of(params.slices, item, params.splits.keys);
         for (int n = next % per_tile; n < splits.count; n += per_tile) {
-          Iterator iterator(params.list.slices, item, heads_inverse, (splits.first + n) * params.splits.keys,
+          Iterator iterator(params.slices, item, heads_inverse, (splits.first + n) * params.splits.keys,
                             params.splits.keys);
           produce_steps(iterator, iterator.start(), n | splits.count << 16, [&] {
             if (n + per_tile >= splits.count) claim();
           });
         }
       } else {
-        Iterator iterator(params.list.slices, item, heads_inverse);
+        Iterator iterator(params.slices, item, heads_inverse);
         const bool sees = iterator.start();
         // With programmatic launch the previous kernel may still run here. Work lists are uploaded before any such
         // kernel; everything else waits for griddepcontrol.
@@ -157,8 +159,9 @@ struct Producer {
         griddepcontrol_wait();
         if (sees) produce_steps(iterator, true, 0, claim);
       }
-      if (claimed < 0) claim();                       // the tile sees no keys
-      if (claimed == items - 1) *params.counter = 0;  // the last claim resets the counter for the next launch
+      if (claimed < 0) claim();  // the tile sees no keys
+      if (claimed == all_tiles() * params.units * per_tile - 1)
+        *params.counter = 0;  // the last claim resets the counter for the next launch
       next = static_cast<int>(gridDim.x) + claimed;
     }
     mbarrier_wait(shared.k_free(stage.index), stage.phase ^ 1);
@@ -308,7 +311,8 @@ __device__ void zero_fill_v(const ForwardParams& params, const SharedMemory<kWid
 __device__ inline void write_rows_without_slices(const ForwardParams& params) {
   if (params.partial.states != nullptr || params.steps.sums != nullptr) return;  // saved states stay as they are
   const int lane = static_cast<int>(threadIdx.x % 32);
-  for (int n = static_cast<int>(blockIdx.x); n < params.tiles; n += static_cast<int>(gridDim.x)) {
+  const int tiles = count_at(params.tile_count, params.tiles);
+  for (int n = static_cast<int>(blockIdx.x); n < tiles; n += static_cast<int>(gridDim.x)) {
     const ForwardItem item = item_of(params, n);
     if (item.first < item.last) continue;
     const int dim = static_cast<int>(params.out.dim),
