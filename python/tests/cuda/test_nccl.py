@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import sys
 from pathlib import Path
 
@@ -12,6 +11,7 @@ torch = pytest.importorskip("torch")
 sys.path.insert(0, str(Path(__file__).parents[1] / "distributed"))
 import disagreement_worker
 import processes
+import test_failing
 from gpu import needs_gpu
 
 pytestmark = [needs_gpu, pytest.mark.skipif(not torch.distributed.is_nccl_available(), reason="torch has no NCCL")]
@@ -65,17 +65,11 @@ def test_ranks_that_fail(tmp_path):
                             seconds=30 + 40 * count)
     wrong, longest = [], 0.0
     for said in map(json.loads, lines.splitlines()):
-        lost, way = said["lost"], said["way"]
-        told = re.compile(rf"rank {lost} \(pid \d+ on [^)]*\) (has ended|is stopped|did not answer)|lost rank {lost} \(pid ")
-        others = [rank for rank in range(len(said["said"])) if rank != lost]
-        errors = [said["said"][rank].rpartition("weft.Error: ")[2] for rank in others]
-        bad = [f"{way}: rank {rank} ended with {said['ended'][rank]}:\n{said['said'][rank]}" for rank, text in zip(others, errors)
-               if said["ended"][rank][0] != 1 or said["ended"][rank][1] > 20 or not told.search(text)]
-        seconds = max(said["ended"][rank][1] for rank in others)
-        longest = max(longest, seconds)
-        wrong += bad
-        shown = told.search(errors[0])
-        print(f"{way} rank {lost}: {len(others) - len(bad)} of {len(others)} name it, {seconds:.1f} s:",
-              shown.group() if shown else "-")
-    print(f"{count} failures, {len(wrong)} errors that do not name the rank, the longest after {longest:.1f} s")
+        try:
+            seconds = test_failing.check_random_on_gpus(said)
+            longest = max(longest, seconds)
+            print(f"{said['way']} rank {said['lost']}: named by all others, {seconds:.1f} s")
+        except AssertionError as e:
+            wrong.append(str(e))
+    print(f"{count} failures, {len(wrong)} that not all ranks name, the longest after {longest:.1f} s")
     assert not wrong, "\n".join(wrong)

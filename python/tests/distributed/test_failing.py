@@ -65,6 +65,24 @@ def check_random(said, seconds=10):
         assert any(re.search(told, text) for text in said["said"]), said["said"]
 
 
+def check_random_on_gpus(said, seconds=20):
+    """The same over NCCL, which may find the loss first: every other rank's error names the one that was lost, or differs. Returns
+    the seconds of the last one."""
+    lost, way = said["lost"], said["way"]
+    told = rf"rank {lost} \(pid \d+ on [^)]*\) (has ended|is stopped|did not answer)|lost rank {lost} \(pid "
+    if "packing" in way:
+        told += rf"|ranks? ([\d, ]*|\d and ){lost}\b.* (differ|in the packing)"
+    latest = 0.0
+    for rank, ((status, ended), text) in enumerate(zip(said["ended"], said["said"])):
+        if rank == lost:
+            continue
+        error = text.rpartition("weft.Error: ")[2].strip()
+        assert status == 1 and ended < seconds and re.search(told, error), (
+            f"{way}: rank {rank} ended with {status} after {ended:.1f} s, and rank {lost} was lost: {error[:1500] or text[-1500:]}")
+        latest = max(latest, ended)
+    return latest
+
+
 def test_at_random(tmp_path):
     """kill -9, SIGSTOP or another packing on one of four ranks, at some moment; WEFT_FAILURES: so many times."""
     count = int(os.environ.get("WEFT_FAILURES", "5"))

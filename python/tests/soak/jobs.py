@@ -212,7 +212,8 @@ def processes_fail(draw, setting):
     try:
         backend = "gloo" if setting.device == "cpu" else "cpu:gloo,cuda:nccl"
         (line,) = processes.start("failing_worker.py", folder, "random", seed, seed + 1, backend, seconds=150).splitlines()
-        test_failing.check_random(failing_worker.json.loads(line), seconds=10 if backend == "gloo" else 40)
+        said = failing_worker.json.loads(line)
+        test_failing.check_random(said) if backend == "gloo" else test_failing.check_random_on_gpus(said, seconds=40)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
