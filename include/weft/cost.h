@@ -99,7 +99,7 @@ struct WEFT_API TileWork {
   double pairs = 0;    // visible, times query heads
   double covered = 0;  // pairs of all tiles that are touched, times query heads
   double tiles = 0;    // (tile of rows, slice) that meet, of all groups of heads
-  double rows = 0;     // query rows in slices, times heads; a row in two slices counts twice
+  double rows = 0;     // query rows in slices, each once, times heads
   double keys = 0;     // keys that are copied, times K/V heads
   double longest = 0;  // covered pairs of the longest tile of rows
 

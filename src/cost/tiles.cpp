@@ -43,9 +43,35 @@ void TileCounter::add_copies(const Slice& s, Index first_row) {
   work_.keys += static_cast<double>(copied) * groups_;
 }
 
+void TileCounter::add_rows(Range rows) {
+  if (!rows_.empty() && rows.begin >= rows_.back().begin && rows.begin <= rows_.back().end)
+    rows_.back().end = max_of(rows_.back().end, rows.end);
+  else
+    rows_.push_back(rows);
+}
+
+// Rows that were added, each once.
+Index TileCounter::take_rows() {
+  const auto before = [](const Range& a, const Range& b) { return a.begin < b.begin; };
+  if (!std::is_sorted(rows_.begin(), rows_.end(), before)) std::sort(rows_.begin(), rows_.end(), before);
+  Index count = 0, end = 0;
+  for (const Range& r : rows_) {
+    count += max_of(0, r.end - max_of(end, r.begin));
+    end = max_of(end, r.end);
+  }
+  rows_.clear();
+  return count;
+}
+
 void TileCounter::add(const Slice& given, Index first_row) {
   const Slice s = trimmed(given, true);
   if (s.q_begin >= s.q_end) return;
+  add_tiles(s, first_row);
+  add_rows({s.q_begin + first_row, s.q_end + first_row});
+}
+
+// All but the rows.
+void TileCounter::add_tiles(const Slice& s, Index first_row) {
   const Index first = (s.q_begin + first_row) / tokens_, last = (s.q_end - 1 + first_row) / tokens_;
   if (at(last) + 1 >= by_tile_.size()) {
     by_tile_.resize(at(last) + 2, 0);
@@ -73,7 +99,6 @@ void TileCounter::add(const Slice& given, Index first_row) {
   pairs_ += visible_pairs(s);
   work_.covered += static_cast<double>(key_tiles) * whole * heads_;
   work_.tiles += static_cast<double>(last - first + 1) * groups_;
-  work_.rows += static_cast<double>(s.q_end - s.q_begin) * heads_;
   add_copies(s, first_row);
 }
 
@@ -82,9 +107,10 @@ void TileCounter::add_roughly(const Slice& given) {
   const Slice s = trimmed(given, true);
   const Index rows = s.q_end - s.q_begin;
   if (rows <= 0) return;
+  add_rows({s.q_begin, s.q_end});
   if (rows <= kFew * tokens_) {
-    add(Slice{0, rows, s.k_begin, s.k_end, shift_bound(s.lo, s.q_begin), shift_bound(s.hi, s.q_begin)}, 0);
-    end_rows();
+    add_tiles(Slice{0, rows, s.k_begin, s.k_end, shift_bound(s.lo, s.q_begin), shift_bound(s.hi, s.q_begin)}, 0);
+    end_tiles();
     return;
   }
   const Index pairs = visible_pairs(s), keys = s.k_end - s.k_begin;
@@ -107,10 +133,9 @@ void TileCounter::add_roughly(const Slice& given) {
   }
   work_.covered += covered * heads_;
   work_.tiles += tiles * groups_;
-  work_.rows += static_cast<double>(rows) * heads_;
 }
 
-void TileCounter::end_rows() {
+void TileCounter::end_tiles() {
   double sum = 0;
   for (Index t = touched_.begin; t < touched_.end; ++t) {
     sum += from_tile_[at(t)];
@@ -122,8 +147,9 @@ void TileCounter::end_rows() {
 }
 
 TileWork TileCounter::take() {
-  end_rows();
+  end_tiles();
   TileWork done = work_;
+  done.rows = static_cast<double>(take_rows()) * heads_;
   done.pairs = static_cast<double>(pairs_) * heads_;
   done.longest = longest_ * static_cast<double>(group_);
   work_ = {};

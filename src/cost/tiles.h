@@ -22,8 +22,11 @@ class TileCounter {
  private:
   static Range keys_of(const Slice& slice, Index begin, Index end);
   void add_copies(const Slice& slice, Index first_row);
-  // The rows of what follows are others: the longest tile of those so far is kept.
-  void end_rows();
+  void add_tiles(const Slice& trimmed, Index first_row);
+  void add_rows(Range rows);
+  Index take_rows();
+  // The tiles of what follows are others: the longest of those so far is kept.
+  void end_tiles();
 
   Index group_, tokens_, keys_;  // heads in a tile, its tokens, its keys
   Index copy_tokens_;            // of rows that share a copy of their keys; 0: there are none
@@ -31,6 +34,7 @@ class TileCounter {
   TileWork work_;
   Index pairs_ = 0;
   double longest_ = 0;
+  std::vector<Range> rows_ = {};  // of the slices, neighbours joined
   // Covered pairs of one head, by tile: of tile t and, in `from_tile_`, of all tiles from t on. Sums are of whole
   // numbers, so that their order does not matter.
   std::vector<double> by_tile_, from_tile_;

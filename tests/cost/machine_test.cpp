@@ -1,5 +1,6 @@
 // Machines: presets, files, and tiles counted.
 #include <map>
+#include <set>
 
 #include <gtest/gtest.h>
 
@@ -125,6 +126,7 @@ TEST(Tiles, EveryTileOfManySlices) {
     std::vector<Slice> slices;
     std::map<Index, double> by_tile;
     double covered = 0, pairs = 0, keys = 0;
+    std::set<Index> rows;
     for (Index n = c.pick(1, 5); n > 0; --n) {
       Slice s{c.pick(0, 20), 0, c.pick(0, 20), 0};
       s.q_end = s.q_begin + c.pick(1, 20);
@@ -140,6 +142,7 @@ TEST(Tiles, EveryTileOfManySlices) {
         for (Index k = s.k_begin; k < s.k_end; ++k) {
           if (k - q < s.lo || k - q > s.hi) continue;
           ++pairs;
+          rows.insert(q);
           met[{q / tokens, (k - s.k_begin) / rate.tile_k}] = true;
           copied[{q / copy_tokens, k}] = true;
         }
@@ -156,6 +159,7 @@ TEST(Tiles, EveryTileOfManySlices) {
     ASSERT_EQ(got.covered, covered * static_cast<double>(group)) << round;
     ASSERT_EQ(got.longest, longest * static_cast<double>(group)) << round;
     ASSERT_EQ(got.keys, keys) << round;
+    ASSERT_EQ(got.rows, static_cast<double>(rows.size() * at(group))) << round;
   }
 }
 
