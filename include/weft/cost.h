@@ -23,8 +23,8 @@ struct KernelRate {
   Index tile_q = 128, tile_k = 128;
   double tile_seconds = 0;  // whole processor, for each tile of rows and slice it meets: begin, mask, end
   double row_seconds = 0;   // whole processor, for each query row and head of a call
-  // Rows of heads that share a K/V head, for which the kernel copies the keys that they see once; 0: it copies none. And
-  // the time of such a copy on a whole processor, for each key and K/V head.
+  // Rows of heads that share a K/V head, for which the kernel copies the keys that they see once; 0: it copies none.
+  // And the time of such a copy on a whole processor, for each key and K/V head.
   Index copy_rows = 0;
   double key_seconds = 0;
   double call_seconds = 0;  // each call

@@ -128,8 +128,8 @@ class PythonGpuCommunicator final : public PythonCommunicator {
                   "make a group of those ranks: torch.distributed.new_group");
     if (ranks() > 1) call_python(transport_.attr("meet_on_gpu"), nb::int_(place.device));
     return cuda::make_packed(
-        *this, place, signs_,
-        [this](const Place& on, auto sends, auto receives) { return carry(on, sends, receives); }, collectives());
+        *this, place, signs_, [this](const Place& on, auto sends, auto receives) { return carry(on, sends, receives); },
+        collectives());
   }
 
   void check() const override {

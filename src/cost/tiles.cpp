@@ -127,7 +127,8 @@ void TileCounter::add_roughly(const Slice& given) {
   if (copy_tokens_ > 0) {
     const Index block = min_of(rows, copy_tokens_);
     const double edges = static_cast<double>(block - 1) / 2 * ((hi ? 1 : 0) + (lo ? 1 : 0));
-    const double each = std::min(static_cast<double>(keys), static_cast<double>(pairs) / static_cast<double>(rows) + edges);
+    const double each =
+        std::min(static_cast<double>(keys), static_cast<double>(pairs) / static_cast<double>(rows) + edges);
     const double blocks = static_cast<double>(rows) / static_cast<double>(copy_tokens_) + 0.5;
     work_.keys += each * std::max(1.0, blocks) * groups_;
   }

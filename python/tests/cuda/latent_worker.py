@@ -11,9 +11,10 @@ from pathlib import Path
 import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "frameworks"))
+import weft
+
 import processes
 import test_transformers_latent as in_f32
-import weft
 from small_models import alone, packing_of, tokens
 
 RANKS = 4

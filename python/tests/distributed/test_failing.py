@@ -66,8 +66,10 @@ def check_random(said, seconds=10):
 
 
 def check_random_on_gpus(said, seconds=20):
-    """The same over NCCL, which may find the loss first: every other rank's error names the one that was lost, or differs. Returns
-    the seconds of the last one."""
+    """The same over NCCL, which may find the loss first: every other rank's error names the one that was lost, or differs.
+
+    Returns the seconds of the last one.
+    """
     lost, way = said["lost"], said["way"]
     told = rf"rank {lost} \(pid \d+ on [^)]*\) (has ended|is stopped|did not answer)|lost rank {lost} \(pid "
     if "packing" in way:
@@ -78,7 +80,7 @@ def check_random_on_gpus(said, seconds=20):
             continue
         error = text.rpartition("weft.Error: ")[2].strip()
         assert status == 1 and ended < seconds and re.search(told, error), (
-            f"{way}: rank {rank} ended with {status} after {ended:.1f} s, and rank {lost} was lost: {error[:1500] or text[-1500:]}")
+            f"{way}: rank {rank} ended with {status} after {ended:.1f} s, rank {lost} was lost: {error[:1500] or text[-1500:]}")
         latest = max(latest, ended)
     return latest
 

@@ -1,5 +1,5 @@
-// By CPUID: __builtin_cpu_supports reads a variable of the compiler's runtime library, which the one that wheels are built with
-// (zig's) does not have.
+// By CPUID: __builtin_cpu_supports reads a variable of the compiler's runtime library, which the one that wheels are
+// built with (zig's) does not have.
 #ifdef __x86_64__
 
 #include "kernel/cpu/x86/features.h"
