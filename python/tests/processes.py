@@ -4,6 +4,7 @@ A test starts `python worker.py FOLDER ...`; the worker imports what it needs on
 or raises ends in FOLDER/rank<r>.txt. No rank outlives the time limit.
 """
 
+import faulthandler
 import json
 import os
 import signal
@@ -91,6 +92,7 @@ def _rank(rank, ranks, fn, folder, limit, backend):
     os.dup2(out, 1)
     os.dup2(out, 2)
     try:
+        faulthandler.enable()
         torch.set_num_threads(1)
         weft.set_cpu_threads(1)
         if "nccl" in backend:

@@ -80,7 +80,7 @@ def check_random_on_gpus(said, seconds=20):
             continue
         error = text.rpartition("weft.Error: ")[2].strip()
         assert status == 1 and ended < seconds and re.search(told, error), (
-            f"{way}: rank {rank} ended with {status} after {ended:.1f} s, rank {lost} was lost: {error[:1500] or text[-1500:]}")
+            f"{way}: rank {rank} ended with {status} after {ended:.1f} s, rank {lost} was lost: {error[:600]} .. {text[-3000:]}")
         latest = max(latest, ended)
     return latest
 

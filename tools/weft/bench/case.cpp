@@ -100,13 +100,6 @@ std::vector<BenchTask> named_tasks(const Flags& flags) {
   return tasks;
 }
 
-// A peer knows whole documents, one after another, causal or not; anything more is Weft's alone.
-bool plain(const check::Case& c) {
-  return !c.k && c.q.cu_seqlens_padded.empty() && !c.q.tokens && c.q.cu_seqlens.front() == 0 && !c.mask.slices &&
-         !c.mask.chunk && c.mask.left == -1 && c.mask.right == -1 && !c.scale && c.softcap == 0 &&
-         c.sink == check::Case::SinkKind::none && c.dtype != DType::f64;
-}
-
 std::vector<BenchTask> custom_tasks(const Flags& flags) {
   constexpr Defaults kDefaults = {"8:2", "128", "f32"};
   flags.refuse({"ranks", "layout", "runs", "runs-k"}, "", "bench times the kernel of one rank: leave it out");
@@ -115,7 +108,8 @@ std::vector<BenchTask> custom_tasks(const Flags& flags) {
   const bool backward = passes_of(flags).back() == Pass::backward;
   check_memory(backward ? "its tensors and their gradients take" : "its tensors take",
                tensor_bytes(task.problem, check::problem_of(task.problem), backward));
-  if (plain(task.problem)) task.rivals = {{Rival::Kind::loop, task.problem.dtype}};
+  if (plain(task.problem))  // a peer knows no more
+    task.rivals = {{Rival::Kind::loop, task.problem.dtype}};
   for (const Pass pass : passes_of(flags)) {
     task.pass = pass;
     tasks.push_back(task);
@@ -124,6 +118,12 @@ std::vector<BenchTask> custom_tasks(const Flags& flags) {
 }
 
 }  // namespace
+
+bool plain(const check::Case& c, bool windows) {
+  return !c.k && c.q.cu_seqlens_padded.empty() && !c.q.tokens && c.q.cu_seqlens.front() == 0 && !c.mask.slices &&
+         !c.mask.chunk && (windows || c.mask.left == -1) && c.mask.right == -1 && !c.scale && c.softcap == 0 &&
+         c.sink == check::Case::SinkKind::none && c.dtype != DType::f64;
+}
 
 std::string_view name(Rival::Kind kind) {
   switch (kind) {
@@ -143,14 +143,18 @@ std::string_view name(Rival::Kind kind) {
 
 std::string_view name(Pass pass) { return pass == Pass::forward ? "forward" : "backward"; }
 
-std::vector<BenchTask> bench_tasks(const Flags& flags) {
-  bool custom = false;
+bool has_own_problem(const Flags& flags) {
+  bool own = flags.given("layout");
   for (const std::string& name : problem_flags()) {
     if (name == "dtype") continue;  // also chooses among the named cases
     flags.exclude("cases", {name}, "named cases are whole problems; only --dtype and --pass choose among them");
-    custom = custom || flags.given(name);
+    own = own || flags.given(name);
   }
-  return custom || flags.given("layout") ? custom_tasks(flags) : named_tasks(flags);
+  return own;
+}
+
+std::vector<BenchTask> bench_tasks(const Flags& flags) {
+  return has_own_problem(flags) ? custom_tasks(flags) : named_tasks(flags);
 }
 
 void list_bench_cases() {

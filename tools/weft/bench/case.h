@@ -42,6 +42,10 @@ std::string_view name(Pass pass);
 
 // The tasks that --cases, --dtype, --pass or the flags of a problem choose. Error if they choose none.
 std::vector<BenchTask> bench_tasks(const Flags& flags);
+// Do flags say a problem, in place of named cases?
+bool has_own_problem(const Flags& flags);
+// Whole documents, one after another, causal or not (with `windows`: or those to the left), and no more.
+bool plain(const check::Case& problem, bool windows = false);
 void list_bench_cases();
 
 // Useful operations (multiplications and additions) of one visible pair and query head. Forward: 2·dim_qk for the logit

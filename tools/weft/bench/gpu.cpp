@@ -37,6 +37,29 @@ std::optional<std::string> refusal_of(const Kernel& kernel, const Flags& flags, 
   return {};
 }
 
+// The problem that flags say. Of several ranks it is what one in the middle has, as of the named cases.
+GpuCase own_case(const Flags& flags) {
+  const check::Case c = case_of(flags, {"32:8", "128", "bf16"});
+  if (!plain(c, true) || (c.mask.left != -1 && !c.mask.causal) || c.layout == LayoutKind::explicit_runs)
+    throw Error("a problem with padding, keys, a mask or attention of its own for a kernel of a GPU",
+                "give --docs, --mask causal (with --window L,-1) or full, --heads, --dim, --ranks and --layout alone");
+  GpuCase own{.name = "custom", .anchor = {}, .spec = {}, .dim = c.dim_qk, .dim_v = c.dim_v};
+  for (std::size_t n = 1; n < c.q.cu_seqlens.size(); ++n)
+    own.spec.lengths.push_back(c.q.cu_seqlens[n] - c.q.cu_seqlens[n - 1]);
+  own.spec.heads_q = c.heads_q;
+  own.spec.heads_k = c.heads_k;
+  own.spec.causal = c.mask.causal;
+  own.spec.window = c.mask.left;
+  if (!flags.given("ranks")) {
+    flags.refuse({"layout"}, " without --ranks, with a kernel of a GPU", "add --ranks 8");
+    return own;
+  }
+  own.spec.layout = c.layout;
+  own.spec.ranks = c.ranks;
+  own.spec.rank = (c.ranks - 1) / 2;
+  return own;
+}
+
 std::vector<const GpuCase*> asked_cases(const Flags& flags, const Kernel& kernel, DType dtype) {
   std::vector<const GpuCase*> all;
   for (const GpuCase& c : gpu_cases())
@@ -182,7 +205,9 @@ int bench_gpu(const Flags& flags) {
   const CallOptions options = options_of(flags);
   const Kernel& kernel = find_kernel(options.kernel);
   const Index rounds = flags.within("repeat", 20, 1, 1000);
-  const std::vector<const GpuCase*> cases = asked_cases(flags, kernel, options.dtype);
+  const std::optional<GpuCase> own = has_own_problem(flags) ? std::optional(own_case(flags)) : std::nullopt;
+  const std::vector<const GpuCase*> cases =
+      own ? std::vector<const GpuCase*>{&*own} : asked_cases(flags, kernel, options.dtype);
   for (const GpuCase* c : cases)
     if (const std::optional<std::string> why = refusal_of(kernel, flags, options.dtype, c->dim, c->width_v()))
       throw Error(fmt::format("kernel {} cannot do {} {}: {}", kernel.name, c->name, weft::name(options.dtype), *why),
