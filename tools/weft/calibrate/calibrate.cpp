@@ -128,16 +128,18 @@ double exchange_seconds(Index ranks, Index rows, bool to_all) {
 
 // Processor time of a call and of a message shows where many ranks share a core.
 void measure_exchange(Machine& m) {
-  constexpr Index kFew = 2, kMost = 256, kBytes = Index{1} << 30;
-  const Index cores = std::max(1U, std::thread::hardware_concurrency()), many = 4 * cores;
-  // All ranks hold what all send: about a GiB where there are many.
-  const Index rows = std::clamp(kBytes / (1024 * many * many), kFew + 2, kMost);
-  const double small = exchange_seconds(cores, kFew, false), shared = exchange_seconds(many, kFew, false);
-  const double gathered = exchange_seconds(many, kFew, true), large = exchange_seconds(many, rows, true);
-  // A core copies what four ranks get of all.
-  m.copy_bandwidth = static_cast<double>((rows - kFew) * 512 * many * 4) / std::max(1e-6, large - gathered);
-  m.exchange_seconds = std::clamp((shared - small) / 3, 0.0, 1e-3);
-  m.copy_seconds = std::clamp((gathered - shared) / static_cast<double>(4 * (many - 2)), 0.0, 1e-3);
+  // As many ranks as problems have that are measured beside their predictions: what a call takes grows with the threads
+  // that wait for the same lock, so 64 ranks on 16 cores say nothing of eight that have a core each.
+  constexpr Index kFew = 2, kRows = 256, kMostRanks = 8;
+  const Index cores = std::max(1U, std::thread::hardware_concurrency()), many = std::min(4 * cores, kMostRanks);
+  const Index each = ranks_a_core(many);
+  const double small = exchange_seconds(std::min(cores, many), kFew, false);
+  const double shared = each > 1 ? exchange_seconds(many, kFew, false) : small;
+  const double gathered = exchange_seconds(many, kFew, true), large = exchange_seconds(many, kRows, true);
+  // A core copies what its ranks get of all.
+  m.copy_bandwidth = static_cast<double>((kRows - kFew) * 512 * many * each) / std::max(1e-6, large - gathered);
+  m.exchange_seconds = each > 1 ? std::clamp((shared - small) / static_cast<double>(each - 1), 0.0, 1e-3) : 0;
+  m.copy_seconds = std::clamp((gathered - shared) / static_cast<double>(each * (many - 2)), 0.0, 1e-3);
   m.levels[0].latency = std::max(0.0, small - m.exchange_seconds);
   m.levels[0].message_seconds = 0;
 }
