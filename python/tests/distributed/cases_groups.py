@@ -287,15 +287,73 @@ def a_call_of_nccl_that_does_not_return():
     transport.watch.last = time.monotonic() - 1, event, 0, [0]
     with without_streams():
         for fails in (False, True):
-            says = refused("waited 0.2 seconds in a call of NCCL on GPU 0 for rank", "cannot be used any more")
-            with says, transport._launch(0, 0, [(dist.get_rank() + 1) % RANKS]):
-                if not transport.broken:
-                    assert transport.watch._next_look() > 0 and group.aborted == 0
-                    time.sleep(0.25)
-                    assert transport.watch._next_look() == 0 and group.aborted == 1
-                if fails:
-                    raise RuntimeError("NCCL communicator was aborted")
+            with refused("waited 0.2 seconds in a call of NCCL on GPU 0 for rank", "cannot be used any more"):
+                with transport._launch(0, 0, [(dist.get_rank() + 1) % RANKS]):
+                    if not transport.broken:
+                        assert transport.watch._next_look() > 0 and group.aborted == 0
+                        time.sleep(0.25)
+                        assert transport.watch._next_look() == 0 and group.aborted == 1
+                    if fails:
+                        raise RuntimeError("NCCL communicator was aborted")
+                transport._handle([], [], (0, 0), [])
             assert transport.launching is None and event.asked == 0
+
+
+@case
+def a_call_of_nccl_after_an_error_that_it_told():
+    """It is not made, because torch would hold it for a minute; an error of NCCL without a type of torch's is one, too."""
+    for early in (True, False):
+        transport, aborted = _on_gpus("1:2", passed=True)
+        transport.has_nccl_error = lambda: early
+        with without_streams(), refused("lost one of the ranks ", " on GPU 0", "cannot be used any more"):
+            with transport._launch(0, 0, [1]):
+                assert not early
+                raise RuntimeError("NCCL Error 6: remote process exited or there was a network error")
+        assert aborted == [1]
+        dist.barrier()
+
+
+class _Waits:
+    """An operation that somebody waits for."""
+
+    def __init__(self):
+        self.waited = 0
+
+    def wait(self):
+        self.waited += 1
+
+
+@case
+def a_call_of_nccl_that_was_given_up_while_it_began():
+    """The stream waits for it before the caller's memory goes back, and then it raises."""
+    transport, _ = _on_gpus("1:2", passed=True)
+    transport.fail("has waited")
+    work = _Waits()
+    with without_streams(), refused("has waited", "cannot be used any more"):
+        transport._handle([work], [], (0, 0), [1])
+    assert work.waited == 1
+
+
+@case
+def ranks_meet_before_nccl_begins():
+    """All return once the last one has come. If one does not come, or has failed, the others raise, since NCCL would wait for
+    ever."""
+    me = dist.get_rank()
+    for last, way in enumerate(("comes", "does not come", "fails")):
+        transport = module.Transport(dist.new_group([0, 1, 2, 3]), 20.0 if way == "comes" else 1.0)
+        begin = time.monotonic()
+        if way == "comes" or me != last:
+            if me == last:
+                time.sleep(0.3)
+            said = {"comes": contextlib.nullcontext(), "does not come": refused("waited 1 seconds to begin for ranks"),
+                    "fails": refused("cannot go on", f"rank {last} has had enough")}[way]
+            with said:
+                transport.meet_in_store("to begin", 0)
+            seconds = time.monotonic() - begin
+            assert seconds < 15 and (seconds > 0.25 or way == "fails" or me == last), (way, seconds)
+        elif way == "fails":
+            transport.fail("has had enough")
+        dist.barrier()
 
 
 def _on_gpus(fingerprint, passed):

@@ -25,6 +25,7 @@ T = TypeVar("T")
 _FIRST_TAG, _TAGS = 1 << 30, (1 << 30) - 2
 _UNUSED_TAG = _FIRST_TAG + _TAGS
 _CAUSE = "weft: first failure"  # in the store of the group
+_MEETING_PAUSES = 0.01, 1.0  # seconds between questions whether all have come: the first, which doubles, and the longest
 _ABORT_SECONDS = 10.0  # that NCCL has to end its communicators; streams go on at once
 _SHOWN_CALLS = 4  # of the record, in an error
 _COMPARED = 4  # neighbours that a rank asks; enough, because where any two ranks differ, some two neighbours do
@@ -210,12 +211,32 @@ class Transport:
             if torch.cuda.is_current_stream_capturing():
                 raise error(f"the first call over {self.ranks} ranks on GPU {device} is inside the capture of a CUDA graph, "
                             "where NCCL cannot begin", "make one such call outside of the capture first, as graphs are warmed up")
+            self.meet_in_store(f"to begin with NCCL on GPU {device}", len(self.met))
             try:
                 dist.all_reduce(torch.zeros(1, device=torch.device("cuda", device)), group=self.group)
                 torch.cuda.current_stream(device).synchronize()
             except RuntimeError as e:
                 raise self.lost_on_gpu([r for r in range(self.ranks) if r != self.rank], device, e) from None
             self.met.add(device)
+
+    def meet_in_store(self, purpose: str, number: int) -> None:
+        """Returns when all ranks have come here: what begins with all of them has no time limit, and nothing can end it."""
+        if self.broken:
+            raise self._again()
+        self._count()
+        others = [r for r in range(self.ranks) if r != self.rank]
+        key, until, pause = f"weft: meet {number}", time.monotonic() + self.time_limit, _MEETING_PAUSES[0]
+        self._store(lambda store: store.add(key, 1))
+        while True:
+            met = self._store(lambda store: (store.add(key, 0) >= self.ranks, store.check([_CAUSE])))
+            if met is None or met[0]:  # a store that does not answer holds up nobody
+                return
+            if met[1]:
+                raise self.fail("cannot go on", hint=_OTHER_RANK)
+            if time.monotonic() > until:
+                raise self.waited(f"{purpose} ", others)
+            time.sleep(pause)
+            pause = min(2 * pause, _MEETING_PAUSES[1], max(0.01, self.time_limit / 4))
 
     def exchange_on_gpu(self, sends: Any, receives: Any, device: int, stream: int) -> gpu_calls.Handle:
         if self.broken:
@@ -225,7 +246,7 @@ class Transport:
         peers = sorted({peer for peer, _ in (*sends, *receives)})
         with self._launch(device, stream, peers):
             works = gpu_calls.exchange(self.group, sends, receives)
-        return gpu_calls.Handle(self, works, (sends, receives), (device, stream), peers)
+        return self._handle(works, (sends, receives), (device, stream), peers)
 
     def collective_on_gpu(self, kind: str, sent: Any, sent_bytes: List[int], received: Any, received_bytes: List[int],
                           device: int, stream: int, signs: Optional[Tuple[Any, Any]] = None) -> gpu_calls.Handle:
@@ -241,11 +262,22 @@ class Transport:
         peers = [r for r in range(self.ranks) if r != self.rank]
         with self._launch(device, stream, peers):
             work = gpu_calls.collective(self.group, kind, tensors, sent_bytes, received_bytes)
-        return gpu_calls.Handle(self, [work], tensors, (device, stream), peers)
+        return self._handle([work], tensors, (device, stream), peers)
+
+    def _handle(self, works: List[Any], tensors: Any, place: Tuple[int, int], peers: List[int]) -> gpu_calls.Handle:
+        handle = gpu_calls.Handle(self, works, tensors, place, peers)
+        if self.broken:  # meanwhile; the caller's memory is NCCL's until the stream has come past the call
+            handle.wait()
+            raise self._again()
+        return handle
 
     @contextlib.contextmanager
     def _launch(self, device: int, stream: int, peers: List[int]) -> Iterator[None]:
         """Around a call of NCCL, in that stream: the watch ends one that does not return."""
+        # torch's own watchdog, once it has found an error, holds the next call for as long as it waits for others to tell
+        # what they know (TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC, four times 15 s).
+        if self.has_nccl_error():
+            raise self._nccl_error()
         self.launching = time.monotonic(), device, peers
         try:
             with gpu_calls.in_stream(device, stream):
@@ -254,8 +286,6 @@ class Transport:
             raise self.lost_on_gpu(peers, device, e) from None
         finally:
             self.launching = None
-        if self.broken:
-            raise self._again()
 
     def _count(self) -> None:
         """A call begins."""
@@ -316,7 +346,9 @@ class Transport:
         if self.broken:  # the watch was sooner
             return self._again()
         ranks = ", ".join(map(str, peers))
-        if isinstance(reason, RuntimeError) and not isinstance(reason, getattr(dist, "DistError", RuntimeError)):
+        # The end of a batch tells of NCCL's errors without a type of their own.
+        of_nccl = isinstance(reason, getattr(dist, "DistError", RuntimeError)) or "NCCL" in str(reason)
+        if isinstance(reason, RuntimeError) and not of_nccl:
             return self.fail(f"could not exchange messages with ranks {ranks} on GPU {device} ({_words(reason)})")
         words = _words(reason) if isinstance(reason, BaseException) else reason
         said, blame = self._ask([])

@@ -46,15 +46,17 @@ class CarriedSigns {
       : signs_(std::move(signs)), in_flight_(std::move(in_flight)), device_(device), stream_(stream) {}
   ~CarriedSigns() {  // also of a call that nobody waited for
     try {
-      queued();
+      if (carried_) queued();
     } catch (...) {
-      signs_.abandon();
     }
+    signs_.abandon();  // of a call that failed: NCCL may still write to their memory
   }
   CarriedSigns(const CarriedSigns&) = delete;
   CarriedSigns& operator=(const CarriedSigns&) = delete;
 
   const StreamSigns& get() const { return signs_; }
+  // Their call has begun, and the caller's stream will wait for it, whoever waits here; false: it has failed.
+  void carried(bool yes) { carried_ = yes; }
   // The stream will wait for them.
   void queued() {
     if (in_flight_ == nullptr || signs_.empty()) return;
@@ -67,7 +69,15 @@ class CarriedSigns {
   std::shared_ptr<detail::SignsInFlight> in_flight_;
   int device_;
   cudaStream_t stream_;
+  bool carried_ = false;
 };
+
+// Waits for the call that carries the signs.
+void wait_for(Request::Pending& moving, CarriedSigns& signs) {
+  signs.carried(false);
+  moving.wait();
+  signs.carried(true);
+}
 
 class PackedExchange final : public Request::Pending {
  public:
@@ -90,10 +100,11 @@ class PackedExchange final : public Request::Pending {
     for (const Parcel& p : parcels(sends_, rank)) to.push_back(p);
     for (const Parcel& p : parcels(receives_, rank)) from.push_back(p);
     moving_ = carry(place, to, from);
+    signs_.carried(true);
   }
 
   void wait() override {
-    moving_->wait();
+    wait_for(*moving_, signs_);
     const DeviceGuard on(device_);
     signs_.queued();
     std::size_t next_own = 0;
@@ -128,10 +139,11 @@ class PackedCollective final : public Request::Pending {
         to_(to, stream_) {
     from_.pack(stream_);
     moving_ = start(from_.data(), to_.data(), signs_.get());
+    signs_.carried(true);
   }
 
   void wait() override {
-    moving_->wait();
+    wait_for(*moving_, signs_);
     const DeviceGuard on(device_);
     signs_.queued();
     to_.unpack(stream_);

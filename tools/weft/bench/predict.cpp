@@ -1,16 +1,15 @@
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <map>
-#include <mutex>
+#include <optional>
 #include <random>
-#include <thread>
 
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
 #include "bench/clock.h"
 #include "bench/modes.h"
+#include "bench/predict_rounds.h"
 #include "bench/schedule_runs.h"
 #include "calibrate/calibrate.h"
 #include "flags/lengths.h"
@@ -79,53 +78,6 @@ std::vector<ScheduleOptions> candidates(const check::Case& c) {
   return all;
 }
 
-struct Measured {
-  double forward = 0, backward = 0;  // seconds, as if the gemm had taken its usual time
-  double total() const { return forward + backward; }
-};
-
-// One executor, warmed up; then rounds of both passes with a gemm on all cores before each.
-Measured measure(const check::Case& c, const Problem& problem, const Layouts& layouts, const RankOperands& tensors,
-                 const ScheduleOptions& options, const ThreadRanks& world, Index rounds, double usual_gemm) {
-  std::mutex mutex;
-  std::vector<std::array<double, 2>> begin(at(rounds), {1e300, 1e300}), end(at(rounds), {0, 0});
-  std::vector<double> gemm(at(rounds), 0);
-  run_ranks(
-      c.ranks,
-      [&](Communicator& comm) {
-        stay_on_core(comm.rank(), comm.ranks());
-        Executor executor(comm, make_schedule(problem, layouts, comm.rank(), {c.heads_q, c.heads_k}, options),
-                          {.kernel = "cpu"});
-        const auto meet = [&] {
-          float token = 0;
-          comm.all_reduce(&token, DType::f32, 1, Reduce::sum).wait();
-        };
-        for (Index round = -1; round < rounds; ++round) {
-          double mine = 0;
-          meet();
-          if (comm.rank() % ranks_a_core(c.ranks) == 0) mine = gemm_seconds(1);
-          for (const Pass pass : {Pass::forward, Pass::backward}) {
-            meet();
-            const double start = seconds_now();
-            tensors[at(comm.rank())]->run(executor, pass);
-            const double stop = seconds_now();
-            if (round < 0) continue;
-            const std::lock_guard lock(mutex);
-            const auto n = at(round);
-            const std::size_t which = pass == Pass::forward ? 0 : 1;
-            begin[n][which] = std::min(begin[n][which], start);
-            end[n][which] = std::max(end[n][which], stop);
-            gemm[n] = std::max(gemm[n], mine);
-          }
-        }
-      },
-      world);
-  std::array<std::vector<double>, 2> scaled;
-  for (std::size_t n = 0; n < gemm.size(); ++n)
-    for (std::size_t which : {0, 1}) scaled[which].push_back((end[n][which] - begin[n][which]) * usual_gemm / gemm[n]);
-  return {*std::min_element(scaled[0].begin(), scaled[0].end()), *std::min_element(scaled[1].begin(), scaled[1].end())};
-}
-
 // A question with the links it is asked on, and the machine that predicts for them.
 struct Asked {
   Asked(const Question& q, const Machine& calibrated, double latency)
@@ -168,9 +120,35 @@ struct Asked {
   ThreadRanks world;
 };
 
+// A pass of a candidate, or both, over the rounds [begin, end) of `step`.
+double middle(const std::vector<Measured>& rounds, double (*of)(const Measured&), std::size_t begin = 0,
+              std::size_t step = 1) {
+  std::vector<double> seconds;
+  for (std::size_t n = begin; n < rounds.size(); n += step) seconds.push_back(of(rounds[n]));
+  return median(std::move(seconds));
+}
+double both(const Measured& m) { return m.total(); }
+
+// What the chosen candidate takes over the best measured one, less 1. The best of many that are measured once is often
+// merely the luckiest, so it is found in half of the rounds and compared, round by round, in the other half; both ways.
+double loss_of(std::size_t chosen, const std::vector<std::vector<Measured>>& measured) {
+  double sum = 0;
+  for (const std::size_t half : {0, 1}) {
+    std::size_t best = 0;
+    for (std::size_t n = 1; n < measured.size(); ++n)
+      if (middle(measured[n], both, half, 2) < middle(measured[best], both, half, 2)) best = n;
+    std::vector<double> ratios;
+    for (std::size_t round = 1 - half; round < measured[chosen].size(); round += 2)
+      ratios.push_back(measured[chosen][round].total() / measured[best][round].total());
+    sum += median(std::move(ratios)) - 1;
+  }
+  return sum / 2;
+}
+
 // Of all problems.
 struct Findings {
   std::vector<double> errors = {}, chosen_errors = {}, losses = {};
+  std::vector<double> swings = {};  // of each run: one half of the rounds over the other
   std::map<std::string, std::vector<double>> by = {};
   // Logarithms of measured times over the chosen one's.
   std::map<std::pair<Index, std::string>, std::vector<double>> fixed = {};
@@ -178,55 +156,80 @@ struct Findings {
   json runs = json::array();
 
   // Every candidate of a problem, predicted and measured.
-  void add(Index number, const Question& q, const Asked& asked, Index rounds, double usual_gemm);
+  void add(Index number, const Question& q, const Asked& asked, Index rounds, double usual_reference);
   void print(Index rounds) const;
+
+ private:
+  double add_run(Index number, const Question& q, const Asked& asked, std::size_t layout,
+                 const ScheduleOptions& options, bool chosen, const std::vector<Measured>& rounds);
 };
 
-void Findings::add(Index number, const Question& q, const Asked& asked, Index rounds, double usual_gemm) {
+// Its measured seconds.
+double Findings::add_run(Index number, const Question& q, const Asked& asked, std::size_t layout,
+                         const ScheduleOptions& options, bool chosen, const std::vector<Measured>& rounds) {
+  const check::Case& c = asked.given;
+  const double forward = simulate(asked.job(layout, options), asked.machine, Pass::forward).seconds,
+               backward = simulate(asked.job(layout, options), asked.machine, Pass::backward).seconds;
+  const double seconds = middle(rounds, both);
+  const Measured m = {middle(rounds, [](const Measured& r) { return r.forward; }),
+                      middle(rounds, [](const Measured& r) { return r.backward; })};
+  const double error = std::abs((forward + backward) / seconds - 1);
+  errors.push_back(error);
+  for (const std::string& kind :
+       {std::string(name(options.kind)), fmt::format("{} ranks", c.ranks), std::string(weft::name(c.dtype)),
+        fmt::format("layout {}", weft::name(asked.kinds[layout]))})
+    by[kind].push_back(error);
+  by["forward alone"].push_back(std::abs(forward / m.forward - 1));
+  by["backward alone"].push_back(std::abs(backward / m.backward - 1));
+  by["signed, all"].push_back((forward + backward) / seconds - 1);
+  if (chosen) chosen_errors.push_back(error);
+  swings.push_back(std::abs(middle(rounds, both, 0, 2) / middle(rounds, both, 1, 2) - 1));
+  json each = json::array();
+  for (const Measured& r : rounds) each.push_back({r.forward, r.backward});
+  runs.push_back({{"problem", number},
+                  {"flags", check::flags(c)},
+                  {"ratio", q.ratio},
+                  {"bandwidth", asked.world.bandwidth},
+                  {"latency", asked.world.latency},
+                  {"layout", weft::name(asked.kinds[layout])},
+                  {"schedule", weft::words(options)},
+                  {"chosen", chosen},
+                  {"forward", m.forward},
+                  {"backward", m.backward},
+                  {"rounds", each},
+                  {"predicted_forward", forward},
+                  {"predicted_backward", backward}});
+  return seconds;
+}
+
+void Findings::add(Index number, const Question& q, const Asked& asked, Index rounds, double usual_reference) {
   const check::Case& c = asked.given;
   const std::vector<ScheduleOptions> tried = candidates(c);
   const std::string choice = asked.chosen(tried);
-  std::map<std::string, double> times;
-  double best = 1e300;
-  for (std::size_t layout = 0; layout < asked.layouts.size(); ++layout) {
-    const RankOperands tensors = rank_operands(c, asked.layouts[layout]);
+  std::vector<RankOperands> tensors;
+  for (const Layouts& layouts : asked.layouts) tensors.push_back(rank_operands(c, layouts));
+  std::vector<Candidate> all;
+  std::vector<std::size_t> layout_of;
+  for (std::size_t layout = 0; layout < asked.layouts.size(); ++layout)
     for (const ScheduleOptions& options : tried) {
-      const double forward = simulate(asked.job(layout, options), asked.machine, Pass::forward).seconds,
-                   backward = simulate(asked.job(layout, options), asked.machine, Pass::backward).seconds;
-      const Measured m =
-          measure(c, asked.problem, asked.layouts[layout], tensors, options, asked.world, rounds, usual_gemm);
-      const double error = std::abs((forward + backward) / m.total() - 1);
-      errors.push_back(error);
-      for (const std::string& kind :
-           {std::string(name(options.kind)), fmt::format("{} ranks", c.ranks), std::string(weft::name(c.dtype)),
-            fmt::format("layout {}", weft::name(asked.kinds[layout]))})
-        by[kind].push_back(error);
-      by["forward alone"].push_back(std::abs(forward / m.forward - 1));
-      by["backward alone"].push_back(std::abs(backward / m.backward - 1));
-      by["signed, all"].push_back((forward + backward) / m.total() - 1);
-      const std::string said = asked.said(asked.kinds[layout], options);
-      times[said] = m.total();
-      best = std::min(best, m.total());
-      if (said == choice) chosen_errors.push_back(error);
-      runs.push_back({{"problem", number},
-                      {"flags", check::flags(c)},
-                      {"ratio", q.ratio},
-                      {"bandwidth", asked.world.bandwidth},
-                      {"latency", asked.world.latency},
-                      {"layout", weft::name(asked.kinds[layout])},
-                      {"schedule", weft::words(options)},
-                      {"chosen", said == choice},
-                      {"forward", m.forward},
-                      {"backward", m.backward},
-                      {"predicted_forward", forward},
-                      {"predicted_backward", backward}});
+      all.push_back({&asked.layouts[layout], &tensors[layout], options});
+      layout_of.push_back(layout);
     }
+  const std::vector<std::vector<Measured>> measured =
+      measure_in_turn(c, asked.problem, all, asked.world, rounds, usual_reference);
+  std::vector<std::pair<std::string, double>> times;
+  std::optional<std::size_t> chosen;
+  for (std::size_t n = 0; n < all.size(); ++n) {
+    const std::string said = asked.said(asked.kinds[layout_of[n]], all[n].options);
+    if (said == choice) chosen = n;
+    times.emplace_back(said, add_run(number, q, asked, layout_of[n], all[n].options, said == choice, measured[n]));
   }
-  const double of_chosen = times.at(choice);
-  for (const auto& [which, seconds] : times) fixed[{c.ranks, which}].push_back(std::log(seconds / of_chosen));
-  fixed[{c.ranks, "the best measured"}].push_back(std::log(best / of_chosen));
+  if (!chosen) throw Error(fmt::format("the choice {} is not among what was measured", choice), "report this");
+  for (const auto& [which, seconds] : times)
+    fixed[{c.ranks, which}].push_back(std::log(seconds / times[*chosen].second));
+  losses.push_back(loss_of(*chosen, measured));
+  fixed[{c.ranks, "the best measured"}].push_back(-std::log1p(losses.back()));
   ++taken[choice];
-  losses.push_back(of_chosen / best - 1);
 }
 
 void Findings::print(Index rounds) const {
@@ -236,10 +239,13 @@ void Findings::print(Index rounds) const {
     return fmt::format("within {:.0f} % of the best measured in {} of {} ({:.1f} %)", 100 * most, near, count,
                        100.0 * static_cast<double>(near) / static_cast<double>(count));
   };
-  fmt::print("\n{} problems, {} runs, {} rounds each, normalised by a gemm in each round\n", count, errors.size(),
-             rounds);
-  fmt::print("median error {:.1f} % of all runs, {:.1f} % of the chosen ones\n", 100 * median(errors),
-             100 * median(chosen_errors));
+  fmt::print(
+      "\n{} problems, {} runs, {} rounds of all candidates in turn, each over a reference call of the same round\n",
+      count, errors.size(), rounds);
+  fmt::print(
+      "median error {:.1f} % of all runs, {:.1f} % of the chosen ones; one half of the rounds differs from the "
+      "other by {:.1f} % in the median\n",
+      100 * median(errors), 100 * median(chosen_errors), 100 * median(swings));
   for (const auto& [what, of] : by)
     fmt::print("  {:<16}{:>6} runs, median {:+.1f} %\n", what, of.size(), 100 * median(of));
   fmt::print("the choice (choose) is {},\n  {}, median loss {:.1f} %, largest {:.1f} %\n", within(0.05), within(0.1),
@@ -260,7 +266,7 @@ void Findings::print(Index rounds) const {
 }  // namespace
 
 int bench_predict(const Flags& flags) {
-  const Index count = flags.within("predict", 200, 1, 100000), rounds = flags.within("repeat", 7, 1, 1000);
+  const Index count = flags.within("predict", 200, 1, 100000), rounds = flags.within("repeat", 8, 2, 1000);
   JsonOutput output(flags.find("json"));
   const Calibration calibration =
       calibrate({.dtypes = {DType::f32, DType::bf16}, .dims = {64, 128}, .kernel = "cpu", .rounds = 5, .show = true});
@@ -276,7 +282,7 @@ int bench_predict(const Flags& flags) {
         documents = parse_lengths("--docs", *docs, seed_of(flags) + static_cast<unsigned long long>(n));
       const Question q = drawn(engine, documents);
       const Asked asked(q, calibration.machine, 20e-6 * static_cast<double>(engine() % 10));
-      found.add(n, q, asked, rounds, calibration.gemm_seconds);
+      found.add(n, q, asked, rounds, calibration.reference_seconds);
     }
   }
   set_cpu_threads(0);

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <mutex>
 #include <optional>
 #include <thread>
 
@@ -27,62 +28,80 @@
 namespace weft::tool {
 namespace {
 
-double one_gemm() {
-  constexpr int n = 160;
-  static thread_local std::vector<float> a(n * n, 1.25F), b(n * n, 0.5F), c(n * n, 0);
-  const double start = thread_seconds_now();
-  for (int round = 0; round < 2; ++round) {
-    for (int i = 0; i < n; ++i)
-      for (int k = 0; k < n; ++k) {
-        const float x = a[at(i * n + k)];
-        const float* from = b.data() + k * n;
-        float* to = c.data() + i * n;
-        for (int j = 0; j < n; ++j) to[j] += x * from[j];
-      }
-    for (float& x : c) x *= 0.125F;  // stays finite
-  }
-  return thread_seconds_now() - start;
-}
-
 CallOptions call_options(const CalibrateOptions& options, Pass pass, DType dtype, Index dim) {
   return {.kernel = options.kernel, .pass = pass, .dtype = dtype, .dim = dim, .dim_v = dim};
 }
 
-// Seconds of a call in each case: measured in interleaved rounds with a gemm, or read from a file.
+// Seconds of a call in each case, by a GPU: medians of interleaved rounds.
+std::vector<double> times_on_gpu(const std::vector<KernelCase>& cases, const CallOptions& call, Index rounds,
+                                 Noise& noise) {
+  std::vector<std::unique_ptr<KernelCall>> calls;
+  for (const KernelCase& c : cases) calls.push_back(std::make_unique<KernelCall>(c, call, noise));
+  std::vector<std::vector<double>> seconds(cases.size());
+  for (Index round = 0; round < rounds; ++round)
+    for (std::size_t n = 0; n < calls.size(); ++n) seconds[n].push_back(calls[n]->sustained_seconds());
+  std::vector<double> medians;
+  for (const std::vector<double>& each : seconds) medians.push_back(median(each));
+  return medians;
+}
+
+// The same on the CPU, one call on each core at once, as ranks compute: they share caches, memory and power. The cases
+// are called in turn, so that each finds its tensors where a layer of a model does, outside of the inner caches. Over
+// the reference in the same round, times its median.
+std::vector<double> times_on_cores(const std::vector<KernelCase>& cases, const CallOptions& call, Index rounds,
+                                   std::vector<double>& references) {
+  const Index cores = std::max(1U, std::thread::hardware_concurrency());
+  std::mutex mutex;
+  std::vector<std::vector<double>> ratios(cases.size());
+  std::vector<double> mine;
+  run_ranks(cores, [&](Communicator& comm) {
+    stay_on_core(comm.rank(), cores);
+    Noise none;
+    std::vector<std::unique_ptr<KernelCall>> calls;
+    for (const KernelCase& c : cases) calls.push_back(std::make_unique<KernelCall>(c, call, none));
+    for (Index round = -1; round < rounds; ++round) {
+      float token = 0;  // all begin together
+      comm.all_reduce(&token, DType::f32, 1, Reduce::sum).wait();
+      const double reference = reference_seconds();
+      std::vector<double> seconds;
+      for (const auto& each : calls) seconds.push_back(each->call());
+      if (round < 0) continue;
+      const std::lock_guard lock(mutex);
+      mine.push_back(reference);
+      for (std::size_t n = 0; n < calls.size(); ++n) ratios[n].push_back(seconds[n] / reference);
+    }
+  });
+  std::vector<double> seconds;
+  for (const std::vector<double>& each : ratios) seconds.push_back(median(each) * median(mine));
+  references.insert(references.end(), mine.begin(), mine.end());
+  return seconds;
+}
+
+constexpr Index kCallsARound = 8;  // of each case on each core
+
+// Measured, or read from a file.
 std::vector<double> times_of(const std::vector<KernelCase>& cases, Pass pass, DType dtype, Index dim,
-                             const CalibrateOptions& options, Calibration& into, std::vector<double>& gemms) {
+                             const CalibrateOptions& options, Calibration& into, std::vector<double>& references) {
   std::vector<double> seconds;
   if (options.measured.read_from_file()) {
     for (const KernelCase& c : cases) seconds.push_back(options.measured.seconds(c.name, dtype, dim, pass));
     return seconds;
   }
-  const bool gpu = on_gpu(options.kernel);
-  std::vector<std::unique_ptr<KernelCall>> calls;
-  for (const KernelCase& c : cases)
-    calls.push_back(std::make_unique<KernelCall>(c, call_options(options, pass, dtype, dim), *into.noise));
-  std::vector<std::vector<double>> ratios(cases.size());  // over the gemm of the same round
-  for (Index round = 0; round < options.rounds; ++round)
-    for (std::size_t n = 0; n < calls.size(); ++n) {
-      const double gemm = gpu ? 1 : (gemm_seconds(1) + gemm_seconds(1)) / 2;
-      gemms.push_back(gemm);
-      ratios[n].push_back(calls[n]->sustained_seconds() / gemm);
-    }
-  const double usual = median(gemms);
-  for (std::size_t n = 0; n < cases.size(); ++n) {
-    seconds.push_back(median(ratios[n]) * usual);
-    into.times.add(cases[n].name, dtype, dim, pass, seconds.back());
-  }
+  const CallOptions call = call_options(options, pass, dtype, dim);
+  seconds = on_gpu(options.kernel) ? times_on_gpu(cases, call, options.rounds, *into.noise)
+                                   : times_on_cores(cases, call, kCallsARound * options.rounds, references);
+  for (std::size_t n = 0; n < cases.size(); ++n) into.times.add(cases[n].name, dtype, dim, pass, seconds[n]);
   return seconds;
 }
 
 KernelRate measure(Pass pass, DType dtype, Index dim, const CalibrateOptions& options, Calibration& into,
-                   std::vector<double>& gemms) {
+                   std::vector<double>& references) {
   const bool gpu = on_gpu(options.kernel);
   const std::vector<KernelCase> cases = learned_cases(gpu);
-  const std::vector<double> seconds = times_of(cases, pass, dtype, dim, options, into, gemms);
+  const std::vector<double> seconds = times_of(cases, pass, dtype, dim, options, into, references);
   KernelRate rate = fitted_rate(tilings_of(pass, dtype, dim, gpu), cases, seconds);
   rate.source = fmt::format("weft bench --calibrate, kernel {}{}", options.kernel,
-                            gpu ? ", calls one after another" : ", one thread a call");
+                            gpu ? ", calls one after another" : ", one call a core");
   if (!options.show) return rate;
   fmt::print("{} {} {}: {:.1f} GFLOP/s, tiles of {} rows {:.3g} us each, {:.3g} us a row and head, ", name(pass),
              weft::name(dtype), dim, rate.flops * 1e-9, rate.tile_q, rate.tile_seconds * 1e6, rate.row_seconds * 1e6);
@@ -202,13 +221,19 @@ void stay_on_core(Index rank, Index ranks) {
   pthread_setaffinity_np(pthread_self(), sizeof(set), &set);  // if it may not, it runs anywhere
 }
 
-double gemm_seconds(int threads) {
-  if (threads <= 1) return one_gemm();
-  std::vector<double> each(at(threads));
-  std::vector<std::thread> all;
-  for (double& seconds : each) all.emplace_back([&seconds] { seconds = one_gemm(); });
-  for (std::thread& t : all) t.join();
-  return *std::max_element(each.begin(), each.end());
+double reference_seconds() {
+  static const KernelCase* const kCase = [] {
+    static const std::vector<KernelCase> cases = learned_cases(false);
+    const auto found = std::find_if(cases.begin(), cases.end(), [](const KernelCase& c) {
+      return c.name == std::string("full 1 x 256, heads 4:1");
+    });
+    return found == cases.end() ? nullptr : &*found;
+  }();
+  if (kCase == nullptr) throw Error("no reference call", "report this");
+  static thread_local Noise none;
+  static thread_local KernelCall call(*kCase, {.kernel = "cpu", .dtype = DType::f32, .dim = 64, .dim_v = 64}, none);
+  call.call();  // what the last work has driven from the caches comes back
+  return call.call();
 }
 
 Calibration calibrate(const CalibrateOptions& options) {
@@ -220,12 +245,12 @@ Calibration calibrate(const CalibrateOptions& options) {
   c.machine.about = gpu ? "this GPU, shared by ranks that are threads" : "this machine, ranks that are threads";
   c.machine.kernels.clear();
   set_cpu_threads(1);
-  std::vector<double> gemms;
+  std::vector<double> references;
   for (const DType type : options.dtypes)
     for (const Index dim : options.dims)
       for (const Pass pass : {Pass::forward, Pass::backward})
-        c.machine.kernels.push_back(measure(pass, type, dim, options, c, gemms));
-  if (!gemms.empty()) c.gemm_seconds = median(gemms);
+        c.machine.kernels.push_back(measure(pass, type, dim, options, c, references));
+  if (!references.empty()) c.reference_seconds = median(references);
   if (!gpu && !options.measured.read_from_file()) {
     c.machine.processor_kernels = static_cast<double>(std::max(1U, std::thread::hardware_concurrency()));
     measure_exchange(c.machine);

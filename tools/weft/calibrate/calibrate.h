@@ -12,9 +12,9 @@
 
 namespace weft::tool {
 
-// Seconds that a fixed product of small matrices takes on so many threads at once (CPU time of the slowest thread).
-// Times are measured relative to it, so that other load on the machine cancels.
-double gemm_seconds(int threads);
+// Seconds of CPU time that a fixed small call of the CPU's kernel takes this thread. Times are measured relative to it,
+// so that other load on the machine, and the clock that it leaves for vector instructions, cancel.
+double reference_seconds();
 
 // The calling thread stays on one core: ranks [n·ranks/cores, (n + 1)·ranks/cores) on core n. Machines that are
 // measured this way have processor_ranks = ranks_a_core(ranks) and processor_kernels = 1.
@@ -23,8 +23,8 @@ Index ranks_a_core(Index ranks);
 
 struct Calibration {
   Machine machine;
-  double gemm_seconds = 0;  // of one thread, in the same rounds: the unit of the machine's times
-  KernelTimes times;        // as measured
+  double reference_seconds = 0;  // in the same rounds: the unit of the machine's times
+  KernelTimes times;             // as measured
   std::shared_ptr<Noise> noise;
 };
 struct CalibrateOptions {

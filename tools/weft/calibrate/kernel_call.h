@@ -52,6 +52,8 @@ class KernelCall {
   KernelCall& operator=(const KernelCall&) = delete;
 
   // Seconds of one call from start to end. On the CPU it is this thread's CPU time, so kernels must use one thread.
+  double call();
+  // The mean over a few such calls.
   double seconds();
   // Median over a few calls that are each waited for, by CUDA events around each.
   double gpu_seconds();

@@ -29,29 +29,36 @@ bool saves(unsigned registers) {
   return (low & registers) == registers;
 }
 
+struct Features {
+  bool avx2 = false, avx512 = false, avx512_bf16 = false, amx_bf16 = false;
+};
+
+Features ask() {
+  constexpr int kFma = 12, kF16c = 29, kAvx2 = 5;               // leaf 1 c, 7 b
+  constexpr int kF = 16, kDq = 17, kBw = 30, kVl = 31;          // leaf 7 b
+  constexpr int kAvx512Bf16 = 5, kAmxBf16 = 22, kAmxTile = 24;  // leaf 7.1 a, 7 d
+  const Leaf one = leaf(1), seven = leaf(7);
+  Features f;
+  f.avx2 = has(one.c, kFma) && has(one.c, kF16c) && has(seven.b, kAvx2) && saves(kAvx);
+  f.avx512 =
+      f.avx2 && has(seven.b, kF) && has(seven.b, kDq) && has(seven.b, kBw) && has(seven.b, kVl) && saves(kAvx512);
+  f.avx512_bf16 = f.avx512 && has(leaf(7, 1).a, kAvx512Bf16);
+  f.amx_bf16 = f.avx512_bf16 && has(seven.d, kAmxBf16) && has(seven.d, kAmxTile) && saves(kTiles);
+  return f;
+}
+
+// Asked once: a virtual machine leaves its guest for each CPUID, and kernels are chosen in each call.
+const Features& features() {
+  static const Features once = ask();
+  return once;
+}
+
 }  // namespace
 
-bool has_avx2() {
-  constexpr int kFma = 12, kF16c = 29, kAvx2 = 5;
-  return has(leaf(1).c, kFma) && has(leaf(1).c, kF16c) && has(leaf(7).b, kAvx2) && saves(kAvx);
-}
-
-bool has_avx512() {
-  constexpr int kF = 16, kDq = 17, kBw = 30, kVl = 31;
-  const unsigned flags = leaf(7).b;
-  return has_avx2() && has(flags, kF) && has(flags, kDq) && has(flags, kBw) && has(flags, kVl) && saves(kAvx512);
-}
-
-bool has_avx512_bf16() {
-  constexpr int kBf16 = 5;
-  return has_avx512() && has(leaf(7, 1).a, kBf16);
-}
-
-bool has_amx_bf16() {
-  constexpr int kBf16 = 22, kTile = 24;
-  const unsigned flags = leaf(7).d;
-  return has_avx512_bf16() && has(flags, kBf16) && has(flags, kTile) && saves(kTiles);
-}
+bool has_avx2() { return features().avx2; }
+bool has_avx512() { return features().avx512; }
+bool has_avx512_bf16() { return features().avx512_bf16; }
+bool has_amx_bf16() { return features().amx_bf16; }
 
 }  // namespace weft::cpu
 

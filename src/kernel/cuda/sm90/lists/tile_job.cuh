@@ -69,12 +69,11 @@ struct TilesJob {
 
   __device__ int count() const { return min(*slice_count, slice_capacity); }
   // A slice that shows nothing has no query rows. Rows outside the buffers, which only a plan for other tensors can
-  // have, are cut off. Unlimited bounds need no special case: no sum of one and a row falls within the rectangle.
+  // have, are cut off first, so that every row and key of what is left sees or is seen, as kernels expect.
   __device__ WorkSlice slice(int i) const {
     const DeviceSlice s = slices[i];
-    WorkSlice w = work_slice({s.q_begin, s.q_end, s.k_begin, s.k_end, s.lo, s.hi});
-    w.q_begin = max(w.q_begin, 0), w.q_end = min(w.q_end, q_rows);
-    w.k_begin = max(w.k_begin, 0), w.k_end = min(w.k_end, k_rows);
+    WorkSlice w = work_slice({max_of<Index>(s.q_begin, 0), min_of<Index>(s.q_end, q_rows), max_of<Index>(s.k_begin, 0),
+                              min_of<Index>(s.k_end, k_rows), s.lo, s.hi});
     if (w.k_begin >= w.k_end || w.q_begin >= w.q_end) w.q_end = w.q_begin;
     return w;
   }

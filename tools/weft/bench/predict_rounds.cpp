@@ -1,0 +1,74 @@
+#include "bench/predict_rounds.h"
+
+#include <algorithm>
+#include <array>
+#include <memory>
+#include <mutex>
+
+#include "bench/clock.h"
+#include "calibrate/calibrate.h"
+#include "index.h"
+
+namespace weft::tool {
+namespace {
+
+// Of one candidate in one round, over all ranks.
+struct Span {
+  std::array<double, 2> begin = {1e300, 1e300}, end = {0, 0};  // forward, backward
+  double references = 0;                                       // of all cores
+  Index cores = 0;
+
+  Measured scaled(double usual_reference) const {
+    const double slower = references / static_cast<double>(cores) / usual_reference;
+    return {(end[0] - begin[0]) / slower, (end[1] - begin[1]) / slower};
+  }
+};
+
+}  // namespace
+
+std::vector<std::vector<Measured>> measure_in_turn(const check::Case& c, const Problem& problem,
+                                                   const std::vector<Candidate>& candidates, const ThreadRanks& world,
+                                                   Index rounds, double usual_reference) {
+  std::mutex mutex;
+  std::vector<std::vector<Span>> spans(candidates.size(), std::vector<Span>(at(rounds)));
+  run_ranks(
+      c.ranks,
+      [&](Communicator& comm) {
+        stay_on_core(comm.rank(), comm.ranks());
+        std::vector<std::unique_ptr<Executor>> executors;
+        for (const Candidate& candidate : candidates)
+          executors.push_back(std::make_unique<Executor>(
+              comm, make_schedule(problem, *candidate.layouts, comm.rank(), {c.heads_q, c.heads_k}, candidate.options),
+              ExecutorOptions{.kernel = "cpu"}));
+        const auto meet = [&] {
+          float token = 0;
+          comm.all_reduce(&token, DType::f32, 1, Reduce::sum).wait();
+        };
+        const bool first_on_core = comm.rank() % ranks_a_core(c.ranks) == 0;
+        for (Index round = -1; round < rounds; ++round)
+          for (std::size_t n = 0; n < candidates.size(); ++n) {
+            meet();
+            const double reference = first_on_core ? reference_seconds() : 0;
+            for (const std::size_t which : {0, 1}) {
+              meet();
+              const double start = seconds_now();
+              (*candidates[n].tensors)[at(comm.rank())]->run(*executors[n],
+                                                             which == 0 ? Pass::forward : Pass::backward);
+              const double stop = seconds_now();
+              if (round < 0) continue;
+              const std::lock_guard lock(mutex);
+              Span& span = spans[n][at(round)];
+              span.begin[which] = std::min(span.begin[which], start);
+              span.end[which] = std::max(span.end[which], stop);
+              if (which == 0 && first_on_core) span.references += reference, ++span.cores;
+            }
+          }
+      },
+      world);
+  std::vector<std::vector<Measured>> measured(candidates.size());
+  for (std::size_t n = 0; n < candidates.size(); ++n)
+    for (const Span& span : spans[n]) measured[n].push_back(span.scaled(usual_reference));
+  return measured;
+}
+
+}  // namespace weft::tool
