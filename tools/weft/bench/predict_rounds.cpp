@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <barrier>
 #include <memory>
 #include <mutex>
 
@@ -29,42 +30,46 @@ struct Span {
 std::vector<std::vector<Measured>> measure_in_turn(const check::Case& c, const Problem& problem,
                                                    const std::vector<Candidate>& candidates, const ThreadRanks& world,
                                                    Index rounds, double usual_reference) {
+  // Not by messages, which would let ranks go at different moments on slow links.
+  std::barrier barrier(static_cast<std::ptrdiff_t>(c.ranks));
   std::mutex mutex;
   std::vector<std::vector<Span>> spans(candidates.size(), std::vector<Span>(at(rounds)));
-  run_ranks(
-      c.ranks,
-      [&](Communicator& comm) {
-        stay_on_core(comm.rank(), comm.ranks());
-        std::vector<std::unique_ptr<Executor>> executors;
-        for (const Candidate& candidate : candidates)
-          executors.push_back(std::make_unique<Executor>(
-              comm, make_schedule(problem, *candidate.layouts, comm.rank(), {c.heads_q, c.heads_k}, candidate.options),
-              ExecutorOptions{.kernel = "cpu"}));
-        const auto meet = [&] {
-          float token = 0;
-          comm.all_reduce(&token, DType::f32, 1, Reduce::sum).wait();
-        };
-        const bool first_on_core = comm.rank() % ranks_a_core(c.ranks) == 0;
-        for (Index round = -1; round < rounds; ++round)
-          for (std::size_t n = 0; n < candidates.size(); ++n) {
-            meet();
-            const double reference = first_on_core ? reference_seconds() : 0;
-            for (const std::size_t which : {0, 1}) {
-              meet();
-              const double start = seconds_now();
-              (*candidates[n].tensors)[at(comm.rank())]->run(*executors[n],
-                                                             which == 0 ? Pass::forward : Pass::backward);
-              const double stop = seconds_now();
-              if (round < 0) continue;
-              const std::lock_guard lock(mutex);
-              Span& span = spans[n][at(round)];
-              span.begin[which] = std::min(span.begin[which], start);
-              span.end[which] = std::max(span.end[which], stop);
-              if (which == 0 && first_on_core) span.references += reference, ++span.cores;
-            }
-          }
-      },
-      world);
+  const auto rank = [&](Communicator& comm) {
+    stay_on_core(comm.rank(), comm.ranks());
+    std::vector<std::unique_ptr<Executor>> executors;
+    for (const Candidate& candidate : candidates)
+      executors.push_back(std::make_unique<Executor>(
+          comm, make_schedule(problem, *candidate.layouts, comm.rank(), {c.heads_q, c.heads_k}, candidate.options),
+          ExecutorOptions{.kernel = "cpu"}));
+    const bool first_on_core = comm.rank() % ranks_a_core(c.ranks) == 0;
+    for (Index round = -1; round < rounds; ++round)
+      for (std::size_t n = 0; n < candidates.size(); ++n) {
+        barrier.arrive_and_wait();
+        const double reference = first_on_core ? reference_seconds() : 0;
+        for (const std::size_t which : {0, 1}) {
+          Operands& operands = *(*candidates[n].tensors)[at(comm.rank())];
+          barrier.arrive_and_wait();
+          const double start = seconds_now();
+          operands.run(*executors[n], which == 0 ? Pass::forward : Pass::backward);
+          const double stop = seconds_now();
+          if (round < 0) continue;
+          const std::lock_guard lock(mutex);
+          Span& span = spans[n][at(round)];
+          span.begin[which] = std::min(span.begin[which], start);
+          span.end[which] = std::max(span.end[which], stop);
+          if (which == 0 && first_on_core) span.references += reference, ++span.cores;
+        }
+      }
+  };
+  const auto guarded = [&](Communicator& comm) {
+    try {
+      rank(comm);
+    } catch (...) {
+      barrier.arrive_and_drop();  // the others go on to where they notice
+      throw;
+    }
+  };
+  run_ranks(c.ranks, guarded, world);
   std::vector<std::vector<Measured>> measured(candidates.size());
   for (std::size_t n = 0; n < candidates.size(); ++n)
     for (const Span& span : spans[n]) measured[n].push_back(span.scaled(usual_reference));
