@@ -101,6 +101,7 @@ def _rank(rank, ranks, fn, folder, limit, backend):
                 # NCCL refuses two ranks on one GPU of one host: each says that it is on another, and they talk by sockets.
                 os.environ.update(NCCL_HOSTID=f"host{rank}", NCCL_IB_DISABLE="1", NCCL_SOCKET_IFNAME="lo")
             torch.cuda.set_device(rank % gpus)
+            os.environ["TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC"] = "500"  # as docs/communicators.md advises
         dist.init_process_group(backend, init_method=f"file://{folder}/rendezvous", rank=rank, world_size=ranks)
         weft.torch.communicator(time_limit=limit)
         fn(rank)

@@ -34,6 +34,32 @@ TEST(Lists, PartsSideBySideBecomeOne) {
   EXPECT_EQ(joined(std::vector{whole, second}, false), (std::vector{whole, second})) << "not of QuerySteps";
 }
 
+// Of a plan for other tensors: every row and key of what is left sees or is seen, and no pair is lost.
+TEST(Lists, SlicesPastTheBuffersAreCutOff) {
+  Random random(404);
+  constexpr Index kRows = 12, kKeys = 10;
+  for (int n = 0; n < 20000; ++n) {
+    const auto bound = [&] { return random.index(0, 3) == 0 ? kUnlimited : random.index(0, 40) - 20; };
+    Slice s{random.index(0, 10), random.index(0, 24), random.index(0, 10), random.index(0, 24), bound(), bound()};
+    if (s.lo == kUnlimited) s.lo = -kUnlimited;
+    const WorkSlice w = work_slice_within(s, kRows, kKeys);
+    const Slice left{w.q_begin, w.q_end, w.k_begin, w.k_end, w.lo, w.hi};
+    EXPECT_EQ(pairs_of({left}, kRows, kKeys), pairs_of({s}, kRows, kKeys));
+    if (w.q_begin >= w.q_end) continue;
+    ASSERT_TRUE(w.q_begin >= 0 && w.q_end <= kRows && w.k_begin >= 0 && w.k_end <= kKeys);
+    for (Index q = w.q_begin; q < w.q_end; ++q) {
+      bool sees_one = false;
+      for (Index k = w.k_begin; k < w.k_end; ++k) sees_one = sees_one || sees(left, q, k);
+      EXPECT_TRUE(sees_one) << "row " << q;
+    }
+    for (Index k = w.k_begin; k < w.k_end; ++k) {
+      bool seen = false;
+      for (Index q = w.q_begin; q < w.q_end; ++q) seen = seen || sees(left, q, k);
+      EXPECT_TRUE(seen) << "key " << k;
+    }
+  }
+}
+
 TEST(Lists, OthersStayApart) {
   const Slice first{0, 30, 10, 40};
   for (const Slice& other : {Slice{0, 30, 41, 70},                   // a gap

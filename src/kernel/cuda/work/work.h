@@ -30,6 +30,15 @@ WEFT_HD constexpr WorkSlice work_slice(const Slice& s) {
   return {within_32_bits(t.q_begin), within_32_bits(t.q_end), within_32_bits(t.k_begin), within_32_bits(t.k_end),
           within_32_bits(s.k_begin), within_32_bits(t.lo),    within_32_bits(t.hi)};
 }
+// What is left of it in buffers of so many rows. A slice of a plan for other tensors is cut off before it is trimmed, so
+// that every row and key of what is left sees or is seen, as kernels expect.
+WEFT_HD constexpr WorkSlice work_slice_within(Slice s, Index q_rows, Index k_rows) {
+  s.q_begin = max_of(s.q_begin, 0), s.q_end = min_of(s.q_end, q_rows);
+  s.k_begin = max_of(s.k_begin, 0), s.k_end = min_of(s.k_end, k_rows);
+  WorkSlice w = work_slice(s);
+  if (w.k_begin >= w.k_end || w.q_begin >= w.q_end) w.q_end = w.q_begin;
+  return w;
+}
 
 // Tiles of query or key rows, of a fixed size from row 0 on or as the list's maker defines them, and the slices that
 // touch each. A slice is stored once per tile, because threads read it often and one load is better than two dependent

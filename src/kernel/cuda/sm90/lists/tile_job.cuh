@@ -68,14 +68,10 @@ struct TilesJob {
   Reporter reporter;
 
   __device__ int count() const { return min(*slice_count, slice_capacity); }
-  // A slice that shows nothing has no query rows. Rows outside the buffers, which only a plan for other tensors can
-  // have, are cut off first, so that every row and key of what is left sees or is seen, as kernels expect.
+  // A slice that shows nothing has no query rows.
   __device__ WorkSlice slice(int i) const {
     const DeviceSlice s = slices[i];
-    WorkSlice w = work_slice({max_of<Index>(s.q_begin, 0), min_of<Index>(s.q_end, q_rows), max_of<Index>(s.k_begin, 0),
-                              min_of<Index>(s.k_end, k_rows), s.lo, s.hi});
-    if (w.k_begin >= w.k_end || w.q_begin >= w.q_end) w.q_end = w.q_begin;
-    return w;
+    return work_slice_within({s.q_begin, s.q_end, s.k_begin, s.k_end, s.lo, s.hi}, q_rows, k_rows);
   }
   __device__ static int2 rows_of(const WorkSlice& s, int side) {
     return side == 0 ? int2{s.q_begin, s.q_end} : int2{s.k_begin, s.k_end};
