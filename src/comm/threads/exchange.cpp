@@ -48,7 +48,9 @@ Exchange::Exchange(Member self, Index number, std::vector<Message> sends, std::v
   const bool last =
       std::all_of(call_->posts.begin(), call_->posts.end(), [](const auto& post) { return post != nullptr; });
   if (last) group.calls.erase(number);
-  self_.world->wake(group);
+  wake_those([this](const Exchange& e) {
+    return e.is_next(self_.rank) || (mine_->received && e.has_untaken_for(self_.rank));
+  });
 }
 
 Exchange::~Exchange() {
@@ -60,6 +62,27 @@ Exchange::~Exchange() {
   self_.world->wake(*self_.group);
   self_.state(self_.rank).changed.wait(lock, [&] { return mine_->readers == 0 && !busy_; });
   end();
+}
+
+// Wakes the ranks for whose side of this call `of` says that something has changed. Where many ranks share a core, one
+// that wakes for nothing takes time from those that compute.
+template <class F>
+void Exchange::wake_those(const F& of) const {
+  for (const Index member : self_.group->members) {
+    World::Rank& rank = self_.world->ranks[at(member)];
+    if (std::any_of(rank.in_flight.begin(), rank.in_flight.end(),
+                    [&](const Exchange* e) { return e->call_ == call_ && of(*e); }))
+      rank.changed.notify_all();
+  }
+}
+
+// Whether the next message to take comes from that rank.
+bool Exchange::is_next(Index peer) const { return !all_received() && receives_[next_].peer == peer; }
+
+bool Exchange::has_untaken_for(Index peer) const {
+  for (std::size_t send = 0; send < mine_->sends.size(); ++send)
+    if (!mine_->taken[send] && mine_->sends[send].peer == peer) return true;
+  return false;
 }
 
 // Which send of its peer the next receive would take; none if that has not come, or has no such send.
@@ -129,7 +152,7 @@ void Exchange::deliver_aside(Lock& lock) {
 void Exchange::await_sends() {
   if (!all_received() || call_->awaited) return;
   call_->awaited = true;
-  self_.world->wake(*self_.group);
+  wake_those([](const Exchange& e) { return !e.direct() && !e.all_received(); });
 }
 
 bool Exchange::advance(Lock& lock) {
@@ -151,10 +174,7 @@ bool Exchange::advance(Lock& lock) {
 void Exchange::set_received() {
   mine_->received = true;
   // A sender of more than this rank receives can learn it now.
-  for (std::size_t peer = 0; peer < call_->posts.size(); ++peer) {
-    const Post* post = call_->posts[peer].get();
-    if (post != nullptr && post->untaken > 0) self_.state(static_cast<Index>(peer)).changed.notify_all();
-  }
+  wake_those([this](const Exchange& e) { return e.has_untaken_for(self_.rank); });
 }
 
 bool Exchange::advance_all(Lock& lock) {

@@ -30,6 +30,10 @@ class Exchange final : public Request::Pending {
   bool direct() const { return waiting_ || !adds_; }
   bool complete() const { return all_received() && !busy_ && mine_->untaken == 0; }
   Post* post_of(Index peer) const { return call_->posts[at(peer)].get(); }
+  template <class F>
+  void wake_those(const F& of) const;
+  bool is_next(Index peer) const;
+  bool has_untaken_for(Index peer) const;
   std::optional<std::size_t> next_source() const;
   bool can_take(const Post& post, std::size_t send) const;
   void take(Lock& lock, Post& post, std::size_t send);

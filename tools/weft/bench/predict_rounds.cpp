@@ -2,9 +2,11 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <barrier>
 #include <memory>
 #include <mutex>
+#include <thread>
 
 #include "bench/clock.h"
 #include "calibrate/calibrate.h"
@@ -25,6 +27,31 @@ struct Span {
   }
 };
 
+// All go on at once, which sleepers that are woken one after another do not: ranks look again and again, and let others
+// on their core look meanwhile.
+class StartTogether {
+ public:
+  explicit StartTogether(Index ranks) : missing_(ranks), ranks_(ranks) {}
+  void wait() {
+    const Index turn = turn_.load();
+    if (--missing_ == 0) {
+      missing_ = ranks_.load();
+      ++turn_;
+    }
+    while (turn_.load() == turn) std::this_thread::yield();
+  }
+  void leave() {  // never to come again
+    --ranks_;
+    if (--missing_ == 0) {
+      missing_ = ranks_.load();
+      ++turn_;
+    }
+  }
+
+ private:
+  std::atomic<Index> missing_, ranks_, turn_ = 0;
+};
+
 }  // namespace
 
 std::vector<std::vector<Measured>> measure_in_turn(const check::Case& c, const Problem& problem,
@@ -32,6 +59,7 @@ std::vector<std::vector<Measured>> measure_in_turn(const check::Case& c, const P
                                                    Index rounds, double usual_reference) {
   // Not by messages, which would let ranks go at different moments on slow links.
   std::barrier barrier(static_cast<std::ptrdiff_t>(c.ranks));
+  StartTogether start_together(c.ranks);
   std::mutex mutex;
   std::vector<std::vector<Span>> spans(candidates.size(), std::vector<Span>(at(rounds)));
   const auto rank = [&](Communicator& comm) {
@@ -49,6 +77,7 @@ std::vector<std::vector<Measured>> measure_in_turn(const check::Case& c, const P
         for (const std::size_t which : {0, 1}) {
           Operands& operands = *(*candidates[n].tensors)[at(comm.rank())];
           barrier.arrive_and_wait();
+          start_together.wait();
           const double start = seconds_now();
           operands.run(*executors[n], which == 0 ? Pass::forward : Pass::backward);
           const double stop = seconds_now();
@@ -66,6 +95,7 @@ std::vector<std::vector<Measured>> measure_in_turn(const check::Case& c, const P
       rank(comm);
     } catch (...) {
       barrier.arrive_and_drop();  // the others go on to where they notice
+      start_together.leave();
       throw;
     }
   };

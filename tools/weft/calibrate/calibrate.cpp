@@ -114,8 +114,8 @@ KernelRate measure(Pass pass, DType dtype, Index dim, const CalibrateOptions& op
   return rate;
 }
 
-// Ranks send rows of 512 bytes, which lie apart as those of some heads do, to the next or to all; seconds a call of the
-// best quarter.
+// Ranks send rows of 512 bytes, which lie apart as those of some heads do, to the next or to all; median seconds
+// of a call.
 double exchange_seconds(Index ranks, Index rows, bool to_all) {
   constexpr Index kRow = 512, kStride = 1024;
   const Index bytes = rows * kStride;
@@ -138,9 +138,7 @@ double exchange_seconds(Index ranks, Index rows, bool to_all) {
         comm.send_receive(next, block(mine.data()), before, all[0]).wait();
       times.push_back(seconds_now() - start);
     }
-    if (comm.rank() != 0) return;
-    std::sort(times.begin(), times.end());
-    found = times[times.size() / 4];
+    if (comm.rank() == 0) found = median(times);
   });
   return found;
 }
