@@ -31,25 +31,21 @@ struct Span {
 // on their core look meanwhile.
 class StartTogether {
  public:
-  explicit StartTogether(Index ranks) : missing_(ranks), ranks_(ranks) {}
+  explicit StartTogether(Index ranks) : ranks_(ranks) {}
   void wait() {
     const Index turn = turn_.load();
-    if (--missing_ == 0) {
-      missing_ = ranks_.load();
+    if (++arrived_ == ranks_) {
+      arrived_ = 0;
       ++turn_;
     }
-    while (turn_.load() == turn) std::this_thread::yield();
+    while (turn_.load() == turn && !over_.load()) std::this_thread::yield();
   }
-  void leave() {  // never to come again
-    --ranks_;
-    if (--missing_ == 0) {
-      missing_ = ranks_.load();
-      ++turn_;
-    }
-  }
+  void give_up() { over_ = true; }  // a rank will not come again: nobody waits any more
 
  private:
-  std::atomic<Index> missing_, ranks_, turn_ = 0;
+  const Index ranks_;
+  std::atomic<Index> arrived_ = 0, turn_ = 0;
+  std::atomic<bool> over_ = false;
 };
 
 }  // namespace
@@ -95,7 +91,7 @@ std::vector<std::vector<Measured>> measure_in_turn(const check::Case& c, const P
       rank(comm);
     } catch (...) {
       barrier.arrive_and_drop();  // the others go on to where they notice
-      start_together.leave();
+      start_together.give_up();
       throw;
     }
   };
