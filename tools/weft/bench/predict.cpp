@@ -120,7 +120,7 @@ struct Asked {
   ThreadRanks world;
 };
 
-// A pass of a candidate, or both, over the rounds [begin, end) of `step`.
+// The median of a pass, or of both, over rounds begin, begin + step, and so on.
 double middle(const std::vector<Measured>& rounds, double (*of)(const Measured&), std::size_t begin = 0,
               std::size_t step = 1) {
   std::vector<double> seconds;
