@@ -64,6 +64,7 @@ struct Machine {
   bool relays_gathers = false;
   Index processor_ranks = 1;     // ranks that share a processor; 0: all
   double processor_kernels = 1;  // calls that it runs at full rate at once; more share
+  double timeslice = 0;  // seconds that a rank computes before another one on its processor may; 0: all go on at once
   std::string source = {};
 };
 

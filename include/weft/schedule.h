@@ -202,6 +202,7 @@ struct TensorShape {
   bool max_logit = false;                             // asked for in the forward
   bool dsink = false;                                 // asked for in the backward
   Index source = 0;  // numbers a row of the source that moves in place of K and V (Source in executor.h); 0: these move
+  bool keeps_expanded = false;  // K and V that are made of it are kept from the forward for the backward
 };
 
 // What the rank's communicator will count in one pass, to the byte. `node`: ranks of a node, if the communicator was

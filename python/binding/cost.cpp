@@ -43,8 +43,8 @@ nb::dict timeline_dict(const Timeline& t) {
                  t.memory.total(), "workspace_bytes", t.memory.workspace, "ranks", ranks, "timelines", timelines);
 }
 
-TensorShape shape_of(DType dtype, Index dim_qk, Index dim_v, Index source = 0) {
-  return {.dtype = dtype, .dim_qk = dim_qk, .dim_v = dim_v, .source = source};
+TensorShape shape_of(DType dtype, Index dim_qk, Index dim_v, Index source = 0, bool keeps_expanded = false) {
+  return {.dtype = dtype, .dim_qk = dim_qk, .dim_v = dim_v, .source = source, .keeps_expanded = keeps_expanded};
 }
 
 void bind_machine(nb::module_& m) {
@@ -171,19 +171,20 @@ void bind_choices(nb::module_& m) {
       "choose_schedule",
       [](const Problem& problem, const PlacedLayouts& placed, Index heads_q, Index heads_k, DType dtype, Index dim_qk,
          Index dim_v, const Machine& machine, bool backward, double memory_bytes, Index source,
-         Index simulated_slices) {
+         bool keeps_expanded, Index simulated_slices) {
         return choose_schedule(
             {.problem = problem,
              .heads_q = heads_q,
              .heads_k = heads_k,
-             .shape = shape_of(dtype, dim_qk, dim_v, source),
+             .shape = shape_of(dtype, dim_qk, dim_v, source, keeps_expanded),
              .count = 1,
              .backward = backward},
             placed.layouts, machine,
             {.memory_bytes = memory_bytes, .schedules = {}, .layouts = {}, .simulated_slices = simulated_slices});
       },
       "problem"_a, "layout"_a, "heads_q"_a, "heads_k"_a, "dtype"_a, "dim_qk"_a, "dim_v"_a, "machine"_a,
-      "backward"_a = true, "memory_bytes"_a = 0.0, "source"_a = 0, "simulated_slices"_a = 0,
+      "backward"_a = true, "memory_bytes"_a = 0.0, "source"_a = 0, "keeps_expanded"_a = false,
+      "simulated_slices"_a = 0,
       nb::call_guard<ReleaseGil>());
 
   nb::class_<BatchChoice>(m, "BatchChoice", "The best predicted layout of a batch, and a schedule for each layer.")

@@ -81,29 +81,29 @@ def chosen_layout(packing: Packing, mask: Mask, ranks: int, where: AnyMachine = 
 
 @functools.lru_cache(maxsize=256)
 def _chosen_schedule(packing: Packing, mask: Mask, kind: str, dealt_by: Optional[Mask], ranks: int, heads_q: int, heads_k: int,
-                     dtype: DType, dim_qk: int, dim_v: int, where: Machine, source: int) -> Schedule:
+                     dtype: DType, dim_qk: int, dim_v: int, where: Machine, source: int, keeps: bool) -> Schedule:
     placed = _core.Layout(kind, packing, ranks, dealt_by)
-    return _best_schedule(source, Problem(packing, mask), placed, heads_q, heads_k, dtype, dim_qk, dim_v, where)
+    return _best_schedule(source, keeps, Problem(packing, mask), placed, heads_q, heads_k, dtype, dim_qk, dim_v, where)
 
 
-def _best_schedule(source: int, *question: Any) -> Schedule:
-    choice = _core.choose_schedule(*question, source=source)
+def _best_schedule(source: int, keeps: bool, *question: Any) -> Schedule:
+    choice = _core.choose_schedule(*question, source=source, keeps_expanded=keeps)
     return Schedule(choice.schedule, **choice.options)
 
 
 def chosen_schedule(problem: Problem, placed: Layout, heads_q: int, heads_k: int, dtype: DType, dim_qk: int, dim_v: int,
-                    where: AnyMachine = None, source: int = 0) -> Schedule:
+                    where: AnyMachine = None, source: int = 0, keeps: bool = False) -> Schedule:
     """What schedule="auto" stands for. Cached, so that layers and steps that ask the same are answered at once.
 
-    source: numbers in a row that moves in place of K and V, which each rank makes of it.
+    source: numbers in a row that moves in place of K and V, which each rank makes of it. keeps: for the backward, too.
     """
     if dtype is DType.f64:
         dtype = DType.f32  # machines have no rates for f64, which is for checks: any schedule will do
     on = machine(where)
     if placed.kind == "explicit" or placed.own_options:
-        return _best_schedule(source, problem, placed, heads_q, heads_k, dtype, dim_qk, dim_v, on)
+        return _best_schedule(source, keeps, problem, placed, heads_q, heads_k, dtype, dim_qk, dim_v, on)
     return _chosen_schedule(placed.packing, problem.mask, placed.kind, placed.mask, placed.ranks, heads_q, heads_k,
-                            dtype, dim_qk, dim_v, on, source)
+                            dtype, dim_qk, dim_v, on, source, keeps)
 
 
 def choose(packing: Union[Packing, Numbers], masks: Union[Mask, Sequence[Mask]], ranks: int, *, heads: Tuple[int, int] = (32, 8),

@@ -48,12 +48,13 @@ Index Costs::moved_size(Index rows, Index heads_k, DType dtype) const {
   return kv_size(rows, heads_k, shape_.dim_qk, shape_.dim_v, dtype);
 }
 
-// One matrix product forward; in a backward it is made again, and one each for the rows and for what they are made
-// with.
+// One matrix product forward; in a backward one each for the rows and for what they are made with, and another one that
+// makes K and V again, if they are not kept.
 double Costs::expand_seconds(Index rows, Index heads_k) const {
   if (!source() || rate_.flops <= 0) return 0;
   const double flops = 2 * real(rows) * real(shape_.source) * real(heads_k * dims());
-  return (pass_ == Pass::forward ? 1 : 3) * flops / rate_.flops;
+  const int products = pass_ == Pass::forward ? 1 : shape_.keeps_expanded ? 2 : 3;
+  return products * flops / rate_.flops;
 }
 
 Work Costs::work(Index rank, const Frame& frame, const StepFrame& step, const TileWork& tiles, bool partial,
@@ -161,10 +162,11 @@ RankMemory Costs::memory(const Frame& f, std::span<const StepFrame> steps, bool 
     grow(relays[odd], *s.relay_rows, shape_.dtype);
     if (backward) grow(relay_gradients[odd], *s.relay_rows, sums());
   }
-  if (source()) {  // K and V of one step, and their gradients
+  if (source()) {  // K and V of one step, or of all, and gradients of one
     Index made = 0, made_gradients = 0;
     for (const StepFrame& s : steps) {
-      made = max_of(made, s.key_rows * s.heads_k * dims() * size({}));
+      const Index of_step = s.key_rows * s.heads_k * dims() * size({});
+      made = shape_.keeps_expanded ? made + of_step : max_of(made, of_step);
       made_gradients = max_of(made_gradients, kv_size(s.key_rows, s.heads_k, dqk, dv, shape_.dtype));
     }
     m.tensors += made;

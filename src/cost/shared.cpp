@@ -50,6 +50,9 @@ struct Rank {
   bool adding = false;        // the pass after a kernel
   double link = 0;            // free from then on
   std::size_t next_call = 0;  // whose arrival is not known yet; those after it wait for the link
+  bool queued = false;        // for its turn on the processor, or having it
+  bool has_turn = false;
+  double turn_left = 0;
 };
 
 class Shared {
@@ -70,6 +73,7 @@ class Shared {
     calls_.assign(at(calls), Call(outline.ranks));
     const Index together = machine.processor_ranks == 0 ? outline.ranks : machine.processor_ranks;
     busy_.assign(at(ceil_div(outline.ranks, together)), 0);
+    queues_.resize(busy_.size());
     together_ = together;
   }
 
@@ -244,6 +248,7 @@ class Shared {
   double rate(Index n, double& boundary) const {
     const double running = static_cast<double>(busy_[at(n / together_)]);
     double rate = std::min(1.0, machine_.processor_kernels / running);
+    if (takes_turns()) rate = ranks_[at(n)].has_turn ? 1 : 0;
     const Rank& r = ranks_[at(n)];
     if (op(r).kind != Op::Kind::compute || r.adding) return rate;
     double lost = 0;
@@ -259,8 +264,52 @@ class Shared {
     return rate * (1 - lost);
   }
 
+  // Ranks that share a processor compute one after another, each until it waits or its timeslice is over.
+  bool takes_turns() const { return machine_.timeslice > 0 && machine_.processor_kernels >= 1; }
+
+  // Long work gets longer turns, so that their number stays in the thousands.
+  double turn_of(const Rank& r) const { return std::max(machine_.timeslice, 1e-3 * r.left); }
+
+  // Those that have come to a wait leave the queue of their processor, and those that began to work join it.
+  void give_turns() {
+    for (std::size_t p = 0; p < queues_.size(); ++p) {
+      std::vector<Index>& queue = queues_[p];
+      std::erase_if(queue, [&](Index n) {
+        Rank& r = ranks_[at(n)];
+        r.queued = r.state == Rank::State::working;
+        return !r.queued;
+      });
+      const Index first = static_cast<Index>(p) * together_;
+      for (Index n = first; n < min_of(o_.ranks, first + together_); ++n) {
+        Rank& r = ranks_[at(n)];
+        r.has_turn = false;
+        if (r.state != Rank::State::working || r.queued) continue;
+        r.queued = true;
+        r.turn_left = turn_of(r);
+        queue.push_back(n);
+      }
+      const auto turns = static_cast<std::size_t>(machine_.processor_kernels);
+      for (std::size_t i = 0; i < std::min(turns, queue.size()); ++i) ranks_[at(queue[i])].has_turn = true;
+    }
+  }
+
+  // Those whose timeslice is over go to the end of the queue.
+  void end_turns(double passed) {
+    for (std::vector<Index>& queue : queues_) {
+      std::stable_partition(queue.begin(), queue.end(), [&](Index n) {
+        Rank& r = ranks_[at(n)];
+        if (!r.has_turn) return true;
+        r.turn_left -= passed;
+        if (r.turn_left > 1e-9 * machine_.timeslice) return true;
+        r.turn_left = turn_of(r);
+        return false;
+      });
+    }
+  }
+
   // Advances to the next event; false if there is none.
   bool advance() {
+    if (takes_turns()) give_turns();
     std::fill(busy_.begin(), busy_.end(), 0);
     for (Index n = 0; n < o_.ranks; ++n)
       if (ranks_[at(n)].state == Rank::State::working) ++busy_[at(n / together_)];
@@ -273,6 +322,8 @@ class Shared {
       if (r.state == Rank::State::working) {
         double boundary = kNever;
         rates[at(n)] = rate(n, boundary);
+        if (rates[at(n)] == 0) continue;
+        if (takes_turns()) boundary = std::min(boundary, now_ + r.turn_left);
         ends[at(n)] = now_ + r.left / rates[at(n)];
         next = std::min({next, ends[at(n)], boundary});
       } else if (r.state == Rank::State::for_arrival) {
@@ -289,11 +340,12 @@ class Shared {
     std::vector<Index> moved;
     for (Index n = 0; n < o_.ranks; ++n) {
       Rank& r = ranks_[at(n)];
-      if (r.state != Rank::State::working) continue;
+      if (r.state != Rank::State::working || rates[at(n)] == 0) continue;
       r.left -= passed * rates[at(n)];
       // By its end too: late in a long simulation what is left may be too little to move the clock.
       if (ends[at(n)] <= now_ || r.left <= kRounding + 1e-12 * passed) moved.push_back(n);
     }
+    if (takes_turns()) end_turns(passed);
     for (const Index n : moved) worked(n, ranks_[at(n)]);
     propagate();
     return true;
@@ -348,7 +400,8 @@ class Shared {
   std::vector<std::size_t> posts_;  // ops that start calls, in the order in which every rank makes them
   std::vector<Call> calls_;
   std::vector<Rank> ranks_;
-  std::vector<Index> busy_;  // ranks at work, by processor
+  std::vector<Index> busy_;                 // ranks at work, by processor
+  std::vector<std::vector<Index>> queues_;  // the same, those that have their turn first
   Index together_ = 1;
   double now_ = 0;
   bool changed_ = false;

@@ -66,6 +66,13 @@ Pieces query_pieces(const Question& a) {
   return {pairs, min_of(held, 2 * pairs + span / a.mask.chunk)};
 }
 
+// Whether every query finds its own key, in a run that holds all tokens of its own run.
+bool holds_own_keys(const DevicePlanArgs& a) {
+  const bool self = a.k == DeviceStream{} || (a.k == a.q && a.q.cu_seqlens != nullptr);
+  return self && !a.q_runs.sequence_order && !a.k_runs.sequence_order && a.q_runs.kind == a.k_runs.kind &&
+         a.q_runs.ranks == a.k_runs.ranks && a.k_runs.members.count == a.k_runs.ranks;
+}
+
 }  // namespace
 
 RunsSpec runs_spec(std::string_view side, const DeviceRuns& runs, Index tokens) {
@@ -117,6 +124,8 @@ Index device_slices_per_key(const DevicePlanArgs& args) {
 
 Index device_query_ranges(const DevicePlanArgs& args) {
   const Question a = question(args);
+  // The slice of a query run's own keys covers all rows of a piece.
+  if (holds_own_keys(args)) return query_pieces(a).parts;
   // The rows of a piece that see keys of a run: all of them, the last ones or the first ones, which any two runs have
   // in common. With a band limited on both sides they may have none.
   return a.k.runs() > 1 && band(a.mask) != kUnlimited ? device_plan_capacity(args) : query_pieces(a).parts;

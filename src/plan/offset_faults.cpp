@@ -31,7 +31,7 @@ Error error_of(const OffsetFault& f) {
       return {text(f.keys != 0 ? "keys" : "queries", " on the device: each rank needs ", f.a, " rows and has ", f.b),
               "give as many rows as rows_for(kind, tokens, ranks) says"};
     default:
-      return {text("on the device: ", f.a, " slices or entries do not fit the room for ", f.b),
+      return {text("on the device: ", f.a, " slices, entries or tiles do not fit the room for ", f.b),
               "give the capacity that the capacity function says"};
   }
 }

@@ -20,7 +20,7 @@ struct OffsetFault {
     past_tokens,      // ends at a of b tokens
     not_multiple,     // padded length a, multiple b
     few_rows,         // a rows a rank needed, b given
-    few_slices,       // a slices or entries, room for b
+    few_slices,       // a slices, entries or tiles, room for b
   };
   int code = none;
   int keys = 0;  // 1: on the key side

@@ -140,13 +140,15 @@ Index each_pass(unsigned long long first, unsigned long long count, const Body& 
 template <class Body>
 void with_and_without_source(Question& q, const ScheduleOptions& options, const Body& body) {
   constexpr Index kWidth = 5;
-  for (const Index source : {Index{0}, kWidth}) {
+  for (const auto& [source, keeps] : {std::pair<Index, bool>{0, false}, {kWidth, false}, {kWidth, true}}) {
     if (source > 0 && refusal({.schedule = options.kind, .source = true})) continue;
     q.shape.source = source;
-    SCOPED_TRACE(testing::Message() << "source " << source);
+    q.shape.keeps_expanded = keeps;
+    SCOPED_TRACE(testing::Message() << "source " << source << (keeps ? ", kept" : ""));
     body();
   }
   q.shape.source = 0;
+  q.shape.keeps_expanded = false;
 }
 
 TEST(Simulate, JobAndSchedulesAgree) {
@@ -168,6 +170,32 @@ TEST(Simulate, JobAndSchedulesAgree) {
     with_and_without_source(q, options, [&] { agree(q, options, made, pass); });
   };
   EXPECT_GT(each_pass(0, kQuestions, both), 1000);
+}
+
+// Four ranks of 24 rows, all of which see all: each makes K and V of four steps.
+TEST(Simulate, KeysOfASourceThatAreKeptTakeMemoryAndSaveAProduct) {
+  constexpr Index kRanks = 4, kRows = 24, kWidth = 5, kHeadsK = 1, kDims = 8 + 8;
+  Machine m = machine();
+  for (Level& level : m.levels) level.interference = 0;
+  const Problem problem(Stream::from_lengths(std::vector<Index>{kRanks * kRows}), {});
+  Job job = job_of(problem, make_layouts(LayoutKind::contiguous, problem, kRanks),
+                   {.kind = ScheduleKind::ring, .ranks_per_step = 1});
+  job.shape.source = kWidth;
+  for (const Pass pass : kPasses) {
+    job.shape.keeps_expanded = false;
+    const Timeline again = simulate(job, m, pass);
+    job.shape.keeps_expanded = true;
+    const Timeline kept = simulate(job, m, pass);
+    constexpr Index kStep = kRows * kHeadsK * kDims;  // numbers of K and V
+    EXPECT_EQ(kept.memory.tensors - again.memory.tensors, (kRanks - 1) * kStep * 4);
+    EXPECT_EQ(kept.memory.workspace, again.memory.workspace);
+    const double product = 2.0 * kWidth * static_cast<double>(kStep) / 1e9;
+    for (std::size_t r = 0; r < kRanks; ++r) {
+      EXPECT_NEAR(again.ranks[r].compute - kept.ranks[r].compute, pass == Pass::forward ? 0 : kRanks * product,
+                  1e-3 * product);
+      EXPECT_EQ(kept.ranks[r].bytes_in, again.ranks[r].bytes_in);
+    }
+  }
 }
 
 TEST(Simulate, BytesAreThoseOfTraffic) {
@@ -301,6 +329,37 @@ TEST(Simulate, ALongTimeOnSharedProcessorsEnds) {
     const Job job = job_of(problem, make_layouts(LayoutKind::zigzag, problem, 4), {.kind = kind});
     EXPECT_GT(simulate(job, m, Pass::forward).seconds, 1e4);
   }
+}
+
+TEST(Simulate, RanksOfAProcessorTakeTurns) {
+  Machine m = machine();
+  m.levels = {{.name = "memory"}};
+  m.processor_ranks = 4;
+  const Problem problem(Stream::from_lengths(std::vector<Index>{4096}), {});
+  const Layouts layouts = make_layouts(LayoutKind::contiguous, problem, 4);
+  const auto ends = [&](double timeslice) {
+    m.timeslice = timeslice;
+    std::vector<double> all;
+    for (const RankTimes& r : simulate(job_of(problem, layouts, {}), m, Pass::forward).ranks) all.push_back(r.end);
+    return all;
+  };
+  const std::vector<double> together = ends(0), one_by_one = ends(1e6), in_short_turns = ends(together[0] / 200);
+  for (Index r = 0; r < 4; ++r) {
+    EXPECT_NEAR(one_by_one[at(r)], static_cast<double>(r + 1) / 4 * together[3], 1e-6 * together[3]) << r;
+    EXPECT_NEAR(in_short_turns[at(r)], together[at(r)], 0.02 * together[3]) << r;
+  }
+  EXPECT_NEAR(in_short_turns[3], together[3], 1e-6 * together[3]);
+  // Turns of 1e-12 of the time end in good time, too.
+  EXPECT_NEAR(ends(together[3] * 1e-12)[3], together[3], 1e-6 * together[3]);
+
+  // Keys of the second head group start when the last rank asks for them, whose turn comes after the others have
+  // attended the first.
+  m.levels[0].bandwidth = 1e3;
+  const Job groups{problem, layouts, 2, 2, {.head_groups = 2}, {.dtype = DType::f32, .dim_qk = 8, .dim_v = 8}};
+  m.timeslice = 0;
+  const double fluid = simulate(groups, m, Pass::forward).seconds;
+  m.timeslice = 1e6;
+  EXPECT_GT(simulate(groups, m, Pass::forward).seconds, 1.05 * fluid);
 }
 
 TEST(Simulate, RefusesWhatTheScheduleRefuses) {

@@ -3,6 +3,7 @@
 
 #include "check/cases/random_case.h"
 #include "index.h"
+#include "plan/device_runs.h"
 #include "refusal.h"
 #include "weft/device_plan.h"
 #include "weft/device_rows.h"
@@ -25,9 +26,24 @@ Index most_per_row(const std::vector<Slice>& slices, Index rows, bool keys) {
   return most;
 }
 
+// Ranges of query rows that slices connect, each with the row before it.
+Index query_ranges(const std::vector<Slice>& slices, Index rows) {
+  std::vector<bool> covered(at(rows)), continues(at(rows));
+  for (const Slice& slice : slices) {
+    const Slice s = trimmed(slice, true);
+    for (Index row = s.q_begin; row < s.q_end; ++row) {
+      covered[at(row)] = true;
+      if (row > s.q_begin) continues[at(row)] = true;
+    }
+  }
+  Index ranges = 0;
+  for (Index row = 0; row < rows; ++row) ranges += covered[at(row)] && !continues[at(row)] ? 1 : 0;
+  return ranges;
+}
+
 void expect_room(const Problem& p, const Layouts& l, LayoutKind kind, Index ranks, const std::string& what) {
   const DeviceLayout device{kind, ranks};
-  const DeviceStream q = sized(p.packing().q()), k = sized(p.packing().k());
+  const DeviceStream q = sized(p.packing().q()), k = p.packing().self() ? DeviceStream{} : sized(p.packing().k());
   struct Keys {
     RunList host;
     DeviceRuns device;
@@ -43,6 +59,7 @@ void expect_room(const Problem& p, const Layouts& l, LayoutKind kind, Index rank
       ASSERT_LE(static_cast<Index>(slices.size()), device_plan_capacity(args)) << what;
       ASSERT_LE(most_per_row(slices, own.rows(), false), device_slices_per_row(args)) << what;
       ASSERT_LE(most_per_row(slices, keys.host.rows(), true), device_slices_per_key(args)) << what;
+      ASSERT_LE(query_ranges(slices, own.rows()), device_query_ranges(args)) << what;
     }
   }
   const std::vector<Slice> all = make_plan(p, l.q.rank_order(), l.k.rank_order()).slices;
@@ -94,6 +111,16 @@ TEST(DeviceCapacity, IsMetExactly) {
   // 4 sequences x 2 runs of queries x 7 runs of keys: the last rank's two are one.
   EXPECT_EQ(device_plan_capacity(args), 56);
   EXPECT_EQ(make_plan(p, l.runs(0), l.rank_order()).slices.size(), 56u);
+}
+
+// A window limited on both sides: among all keys a row sees its own, and of one other rank's it may see none.
+TEST(DeviceCapacity, RangesOfRowsThatSeeTheirOwnKeys) {
+  const DeviceStream s{.sequences = 64, .tokens = 131072};
+  const DeviceLayout d{LayoutKind::dual_chunk, 8};
+  const Mask window{.causal = true, .left = 4096};
+  const DevicePlanArgs whole{s, {}, window, d.runs(0), d.rank_order()}, other{s, {}, window, d.runs(0), d.runs(3)};
+  EXPECT_EQ(device_query_ranges(whole), 128);
+  EXPECT_GT(device_query_ranges(other), 128);
 }
 
 // Striped keys lie in a run a rank, of which a narrow band meets few.

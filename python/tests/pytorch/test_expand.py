@@ -390,6 +390,19 @@ def test_context_parallel_keeps():
         assert before > 0 and (up.calls > before) is recompute
 
 
+def test_auto_counts_what_is_kept(monkeypatch):
+    from weft.torch import expand
+
+    asked, choose = [], weft._core.choose_schedule
+    monkeypatch.setattr(weft._core, "choose_schedule", lambda *a, **given: asked.append(given) or choose(*a, **given))
+    monkeypatch.setattr(expand, "_hows", {})
+    up, packing = Up(2), weft.Packing([0, 7, 24])
+    q, source = (torch.randn(24, *shape, dtype=torch.float64, requires_grad=True) for shape in ((4, DIM), (WIDTH,)))
+    for recompute in (True, False, True):
+        attend(q, source, packing, causal=True, schedule="auto", expand=up, recompute=recompute)
+    assert asked == [{"source": WIDTH, "keeps_expanded": False}, {"source": WIDTH, "keeps_expanded": True}]
+
+
 def test_gradients_of_leaves_that_share():
     """autograd gives one tensor for both leaves of a sum, and one number for all of a leaf that is only added up."""
     packing, halves = weft.Packing([0, 16]), torch.randn(2, 2, DIM + DIM_V, WIDTH, dtype=torch.float64)

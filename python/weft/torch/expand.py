@@ -206,15 +206,16 @@ class _Maker:
 _hows: Dict[Any, str] = {}  # settings with the schedule that auto stands for
 
 
-def _chosen(q: Tensor, source: Tensor, shape: _Shape, packing: Tensor, call: Call) -> Call:
+def _chosen(q: Tensor, source: Tensor, shape: _Shape, packing: Tensor, call: Call, recompute: bool) -> Call:
     """The call with the schedule that auto stands for: the bytes of the source count, and what it takes to expand it."""
     if call.said["schedule"][0] != "auto":
         return call
     heads, widths = (q.shape[1], shape.heads), (_arrays.array(q).dtype, q.shape[2], shape.dim_v)
-    key = (call.how, packing.numpy().tobytes(), heads, widths, source.shape[1])
+    key = (call.how, packing.numpy().tobytes(), heads, widths, source.shape[1], recompute)
     how = _hows.get(key)
     if how is None:
-        best = chosen_for_source(packing, call.said, communicator(call.group).ranks, heads, widths, source.shape[1])
+        best = chosen_for_source(packing, call.said, communicator(call.group).ranks, heads, widths, source.shape[1],
+                                 not recompute)
         how = json.dumps({**json.loads(call.how), "schedule": [best.name, best.options]}, sort_keys=True)
         if len(_hows) >= 256:
             _hows.clear()
@@ -319,6 +320,6 @@ def attend(q: Tensor, source: Tensor, sink: Optional[Tensor], packing: Tensor, c
     _check(q, source, call)
     function = _Function(expand, source)
     shape, params = _probe(function, source)
-    call = _chosen(q, source, shape, packing, call)
+    call = _chosen(q, source, shape, packing, call, recompute)
     kept = _kept(recompute, q, source, sink, params)
     return _ExpandedAttention.apply(q, source.contiguous(), sink, packing, call, function, shape, kept, *params)

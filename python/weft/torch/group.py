@@ -191,8 +191,8 @@ def communicator(group: Any = None, *, time_limit: Optional[float] = None) -> Co
     """Weft's communicator over a process group (None: the default one), made once for each group.
 
     A rank that waits longer than time_limit seconds (300 unless said here) for another raises weft.Error. Gloo moves
-    tensors of CPUs, and NCCL those on GPUs, where its own time limit holds. Where there is gloo alone, tensors on GPUs go
-    by way of the CPU.
+    tensors of CPUs, and NCCL those on GPUs, where the next call raises it. Where there is gloo alone, tensors on GPUs go by
+    way of the CPU.
     """
     group = resolve(group)
     if group is None:

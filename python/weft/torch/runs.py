@@ -177,13 +177,16 @@ def _layout_of(whole: _core.Packing, problem: _core.Problem, layout_slices: Any,
 
 
 def chosen_for_source(packing: Tensor, said: Dict[str, Any], ranks: int, heads: Tuple[int, int],
-                      shape: Tuple[_core.DType, int, int], width: int) -> Schedule:
-    """What auto stands for where rows of a source move: their bytes count, and what it takes to expand them."""
+                      shape: Tuple[_core.DType, int, int], width: int, keeps: bool) -> Schedule:
+    """What auto stands for where rows of a source move: their bytes count, and what it takes to expand them.
+
+    keeps: K and V are kept for the backward.
+    """
     if said["head_map"] is not None:  # what a map takes is not predicted
         return Schedule("all_gather")
     whole, problem, layout_slices = _problem_of(packing, said)
     where = machine_numbered(said["machine"])
-    return chosen_schedule(problem, _layout_of(whole, problem, layout_slices, said, ranks, where), *heads, *shape, where, width)
+    return chosen_schedule(problem, _layout_of(whole, problem, layout_slices, said, ranks, where), *heads, *shape, where, width, keeps)
 
 
 class Run:

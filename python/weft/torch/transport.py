@@ -226,9 +226,11 @@ class Transport:
         self._count()
         others = [r for r in range(self.ranks) if r != self.rank]
         key, until, pause = f"weft: meet {number}", time.monotonic() + self.time_limit, _MEETING_PAUSES[0]
-        self._store(lambda store: store.add(key, 1))
+        # A store that outlives the group has counted its meetings, too.
+        mine = self._store(lambda store: store.add(key, 1)) or 1
+        all_here = -(-mine // self.ranks) * self.ranks
         while True:
-            met = self._store(lambda store: (store.add(key, 0) >= self.ranks, store.check([_CAUSE])))
+            met = self._store(lambda store: (store.add(key, 0) >= all_here, store.check([_CAUSE])))
             if met is None or met[0]:  # a store that does not answer holds up nobody
                 return
             if met[1]:
@@ -347,7 +349,7 @@ class Transport:
             return self._again()
         ranks = ", ".join(map(str, peers))
         # The end of a batch tells of NCCL's errors without a type of their own.
-        of_nccl = isinstance(reason, getattr(dist, "DistError", RuntimeError)) or "NCCL" in str(reason)
+        of_nccl = isinstance(reason, getattr(dist, "DistError", RuntimeError)) or re.search(r"\bNCCL\b", str(reason))
         if isinstance(reason, RuntimeError) and not of_nccl:
             return self.fail(f"could not exchange messages with ranks {ranks} on GPU {device} ({_words(reason)})")
         words = _words(reason) if isinstance(reason, BaseException) else reason

@@ -49,13 +49,15 @@ class CarriedSigns {
       if (carried_) queued();
     } catch (...) {
     }
-    signs_.abandon();  // of a call that failed: NCCL may still write to their memory
+    // Of a call that failed, NCCL may still write to their memory. One that was refused before is not told apart.
+    signs_.abandon();
   }
   CarriedSigns(const CarriedSigns&) = delete;
   CarriedSigns& operator=(const CarriedSigns&) = delete;
 
   const StreamSigns& get() const { return signs_; }
-  // Their call has begun, and the caller's stream will wait for it, whoever waits here; false: it has failed.
+  // Whether the caller's stream waits for their call, or will once the call is let go. If not, nobody knows when NCCL
+  // has written them.
   void carried(bool yes) { carried_ = yes; }
   // The stream will wait for them.
   void queued() {

@@ -80,6 +80,7 @@ void Exchange::wake_those(const F& of) const {
 bool Exchange::is_next(Index peer) const { return !all_received() && receives_[next_].peer == peer; }
 
 bool Exchange::has_untaken_for(Index peer) const {
+  if (mine_->untaken == 0) return false;
   for (std::size_t send = 0; send < mine_->sends.size(); ++send)
     if (!mine_->taken[send] && mine_->sends[send].peer == peer) return true;
   return false;

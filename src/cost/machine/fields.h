@@ -65,6 +65,7 @@ void fields(T& of, F&& f) {
     f("relays_gathers", of.relays_gathers, kAny);
     f("processor_ranks", of.processor_ranks, kCount);
     f("processor_kernels", of.processor_kernels, kRate);
+    f("timeslice", of.timeslice, kSeconds);
   }
   f("source", of.source, kAny);
 }

@@ -409,7 +409,7 @@ TEST(DeviceTiles, TooManySlicesAreReported) {
   stream.wait();
   EXPECT_EQ(counts.host()[0], 4);
   for (int n = 0; n < 4; ++n) EXPECT_EQ(items.host()[at(n)].last, items.host()[at(n)].first);
-  expect_refusal([&] { context.check(); }, {"12 slices or entries do not fit the room for 6"});
+  expect_refusal([&] { context.check(); }, {"12 slices, entries or tiles do not fit the room for 6"});
   cudaGraphExecDestroy(graph);
 }
 

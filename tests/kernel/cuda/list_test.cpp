@@ -40,7 +40,7 @@ TEST(Lists, SlicesPastTheBuffersAreCutOff) {
   constexpr Index kRows = 12, kKeys = 10;
   for (int n = 0; n < 20000; ++n) {
     const auto bound = [&] { return random.index(0, 3) == 0 ? kUnlimited : random.index(0, 40) - 20; };
-    Slice s{random.index(0, 10), random.index(0, 24), random.index(0, 10), random.index(0, 24), bound(), bound()};
+    Slice s{random.index(0, 20), random.index(0, 24), random.index(0, 20), random.index(0, 24), bound(), bound()};
     if (s.lo == kUnlimited) s.lo = -kUnlimited;
     const WorkSlice w = work_slice_within(s, kRows, kKeys);
     const Slice left{w.q_begin, w.q_end, w.k_begin, w.k_end, w.lo, w.hi};

@@ -370,7 +370,7 @@ TEST(DeviceWork, TooSmallIsReported) {
   expect_ok(cudaGraphLaunch(graph, stream.stream));
   stream.wait();
   for (const int2& r : ranges.host()) EXPECT_EQ(r.x, r.y);
-  expect_refusal([&] { context.check(); }, {"12 slices or entries do not fit the room for 6"});
+  expect_refusal([&] { context.check(); }, {"12 slices, entries or tiles do not fit the room for 6"});
   cudaGraphExecDestroy(graph);
 }
 

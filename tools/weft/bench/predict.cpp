@@ -96,6 +96,12 @@ struct Asked {
     machine.levels[0].latency += world.latency;
   }
 
+  // The links stay as they are.
+  void slow_processors(double times) {
+    machine = slowed(machine, times);
+    slower = times;
+  }
+
   Job job(std::size_t layout, const ScheduleOptions& options) const {
     return {problem, layouts[layout], given.heads_q, given.heads_k, options, shape};
   }
@@ -117,6 +123,7 @@ struct Asked {
   std::vector<Layouts> layouts = {};
   TensorShape shape;
   Machine machine;
+  double slower = 1;  // than when the machine was calibrated
   ThreadRanks world;
 };
 
@@ -156,7 +163,7 @@ struct Findings {
   json runs = json::array();
 
   // Every candidate of a problem, predicted and measured.
-  void add(Index number, const Question& q, const Asked& asked, Index rounds, double usual_reference);
+  void add(Index number, const Question& q, Asked asked, Index rounds, double usual_reference);
   void print(Index rounds) const;
 
  private:
@@ -189,6 +196,7 @@ double Findings::add_run(Index number, const Question& q, const Asked& asked, st
   runs.push_back({{"problem", number},
                   {"flags", check::flags(c)},
                   {"ratio", q.ratio},
+                  {"slower", asked.slower},
                   {"bandwidth", asked.world.bandwidth},
                   {"latency", asked.world.latency},
                   {"layout", weft::name(asked.kinds[layout])},
@@ -202,10 +210,9 @@ double Findings::add_run(Index number, const Question& q, const Asked& asked, st
   return seconds;
 }
 
-void Findings::add(Index number, const Question& q, const Asked& asked, Index rounds, double usual_reference) {
+void Findings::add(Index number, const Question& q, Asked asked, Index rounds, double usual_reference) {
   const check::Case& c = asked.given;
   const std::vector<ScheduleOptions> tried = candidates(c);
-  const std::string choice = asked.chosen(tried);
   std::vector<RankOperands> tensors;
   for (const Layouts& layouts : asked.layouts) tensors.push_back(rank_operands(c, layouts));
   std::vector<Candidate> all;
@@ -215,8 +222,11 @@ void Findings::add(Index number, const Question& q, const Asked& asked, Index ro
       all.push_back({&asked.layouts[layout], &tensors[layout], options});
       layout_of.push_back(layout);
     }
-  const std::vector<std::vector<Measured>> measured =
-      measure_in_turn(c, asked.problem, all, asked.world, rounds, usual_reference);
+  const MeasuredCandidates found = measure_in_turn(c, asked.problem, all, asked.world, rounds);
+  const std::vector<std::vector<Measured>>& measured = found.rounds;
+  // Clocks change from minute to minute, and links do not: what is predicted is for the clock of these rounds.
+  asked.slow_processors(found.reference / usual_reference);
+  const std::string choice = asked.chosen(tried);
   std::vector<std::pair<std::string, double>> times;
   std::optional<std::size_t> chosen;
   for (std::size_t n = 0; n < all.size(); ++n) {

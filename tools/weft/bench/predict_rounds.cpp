@@ -21,8 +21,9 @@ struct Span {
   double references = 0;                                       // of all cores
   Index cores = 0;
 
+  double reference() const { return references / static_cast<double>(cores); }
   Measured scaled(double usual_reference) const {
-    const double slower = references / static_cast<double>(cores) / usual_reference;
+    const double slower = reference() / usual_reference;
     return {(end[0] - begin[0]) / slower, (end[1] - begin[1]) / slower};
   }
 };
@@ -50,9 +51,8 @@ class StartTogether {
 
 }  // namespace
 
-std::vector<std::vector<Measured>> measure_in_turn(const check::Case& c, const Problem& problem,
-                                                   const std::vector<Candidate>& candidates, const ThreadRanks& world,
-                                                   Index rounds, double usual_reference) {
+MeasuredCandidates measure_in_turn(const check::Case& c, const Problem& problem,
+                                   const std::vector<Candidate>& candidates, const ThreadRanks& world, Index rounds) {
   // Not by messages, which would let ranks go at different moments on slow links.
   std::barrier barrier(static_cast<std::ptrdiff_t>(c.ranks));
   StartTogether start_together(c.ranks);
@@ -96,9 +96,14 @@ std::vector<std::vector<Measured>> measure_in_turn(const check::Case& c, const P
     }
   };
   run_ranks(c.ranks, guarded, world);
-  std::vector<std::vector<Measured>> measured(candidates.size());
-  for (std::size_t n = 0; n < candidates.size(); ++n)
-    for (const Span& span : spans[n]) measured[n].push_back(span.scaled(usual_reference));
+  std::vector<double> references;
+  for (const std::vector<Span>& each : spans)
+    for (const Span& span : each) references.push_back(span.reference());
+  MeasuredCandidates measured{.reference = median(std::move(references)), .rounds = {}};
+  for (const std::vector<Span>& each : spans) {
+    std::vector<Measured>& rounds_of = measured.rounds.emplace_back();
+    for (const Span& span : each) rounds_of.push_back(span.scaled(measured.reference));
+  }
   return measured;
 }
 

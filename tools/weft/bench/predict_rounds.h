@@ -16,15 +16,19 @@ struct Candidate {
   ScheduleOptions options;
 };
 
-// Seconds from the first rank's start to the last one's end, as if the reference before them had taken its usual time.
+// Seconds from the first rank's start to the last one's end, as if the reference before them had taken as long as it
+// does in the median of all.
 struct Measured {
   double forward = 0, backward = 0;
   double total() const { return forward + backward; }
 };
+struct MeasuredCandidates {
+  double reference = 0;                       // the median
+  std::vector<std::vector<Measured>> rounds;  // [candidate][round], after one that warms up
+};
 
-// [candidate][round], after one that warms up. All ranks keep an executor of each candidate.
-std::vector<std::vector<Measured>> measure_in_turn(const check::Case& c, const Problem& problem,
-                                                   const std::vector<Candidate>& candidates, const ThreadRanks& world,
-                                                   Index rounds, double usual_reference);
+// All ranks keep an executor of each candidate.
+MeasuredCandidates measure_in_turn(const check::Case& c, const Problem& problem,
+                                   const std::vector<Candidate>& candidates, const ThreadRanks& world, Index rounds);
 
 }  // namespace weft::tool

@@ -10,6 +10,7 @@
 #include <nlohmann/json.hpp>
 #include <pthread.h>
 #include <sched.h>
+#include <sys/prctl.h>
 
 #include "bench/case.h"
 #include "bench/clock.h"
@@ -46,14 +47,13 @@ std::vector<double> times_on_gpu(const std::vector<KernelCase>& cases, const Cal
 }
 
 // The same on the CPU, one call on each core at once, as ranks compute: they share caches, memory and power. The cases
-// are called in turn, so that each finds its tensors where a layer of a model does, outside of the inner caches. Over
-// the reference in the same round, times its median.
-std::vector<double> times_on_cores(const std::vector<KernelCase>& cases, const CallOptions& call, Index rounds,
+// are called in turn, so that each finds its tensors where a layer of a model does, outside of the inner caches. In
+// references of the same round, which are not the same seconds in all rounds: clocks change.
+std::vector<double> references_on_cores(const std::vector<KernelCase>& cases, const CallOptions& call, Index rounds,
                                    std::vector<double>& references) {
   const Index cores = std::max(1U, std::thread::hardware_concurrency());
   std::mutex mutex;
   std::vector<std::vector<double>> ratios(cases.size());
-  std::vector<double> mine;
   run_ranks(cores, [&](Communicator& comm) {
     stay_on_core(comm.rank(), cores);
     Noise none;
@@ -67,98 +67,164 @@ std::vector<double> times_on_cores(const std::vector<KernelCase>& cases, const C
       for (const auto& each : calls) seconds.push_back(each->call());
       if (round < 0) continue;
       const std::lock_guard lock(mutex);
-      mine.push_back(reference);
+      references.push_back(reference);
       for (std::size_t n = 0; n < calls.size(); ++n) ratios[n].push_back(seconds[n] / reference);
     }
   });
-  std::vector<double> seconds;
-  for (const std::vector<double>& each : ratios) seconds.push_back(median(each) * median(mine));
-  references.insert(references.end(), mine.begin(), mine.end());
-  return seconds;
+  std::vector<double> medians;
+  for (const std::vector<double>& each : ratios) medians.push_back(median(each));
+  return medians;
 }
 
 constexpr Index kCallsARound = 8;  // of each case on each core
 
+// One kernel: a pass, a dtype and a width, with the times of its cases.
+struct MeasuredKernel {
+  Pass pass;
+  DType dtype;
+  Index dim;
+  std::vector<double> times = {};  // seconds, or references until all kernels have been measured
+};
+
 // Measured, or read from a file.
-std::vector<double> times_of(const std::vector<KernelCase>& cases, Pass pass, DType dtype, Index dim,
-                             const CalibrateOptions& options, Calibration& into, std::vector<double>& references) {
+std::vector<double> times_of(const MeasuredKernel& kernel, const std::vector<KernelCase>& cases, const CalibrateOptions& options,
+                             Noise& noise, std::vector<double>& references) {
+  const CallOptions call = call_options(options, kernel.pass, kernel.dtype, kernel.dim);
+  if (!options.measured.read_from_file())
+    return on_gpu(options.kernel) ? times_on_gpu(cases, call, options.rounds, noise)
+                                  : references_on_cores(cases, call, kCallsARound * options.rounds, references);
   std::vector<double> seconds;
-  if (options.measured.read_from_file()) {
-    for (const KernelCase& c : cases) seconds.push_back(options.measured.seconds(c.name, dtype, dim, pass));
-    return seconds;
-  }
-  const CallOptions call = call_options(options, pass, dtype, dim);
-  seconds = on_gpu(options.kernel) ? times_on_gpu(cases, call, options.rounds, *into.noise)
-                                   : times_on_cores(cases, call, kCallsARound * options.rounds, references);
-  for (std::size_t n = 0; n < cases.size(); ++n) into.times.add(cases[n].name, dtype, dim, pass, seconds[n]);
+  for (const KernelCase& c : cases)
+    seconds.push_back(options.measured.seconds(c.name, kernel.dtype, kernel.dim, kernel.pass));
   return seconds;
 }
 
-KernelRate measure(Pass pass, DType dtype, Index dim, const CalibrateOptions& options, Calibration& into,
-                   std::vector<double>& references) {
+KernelRate rate_of(const MeasuredKernel& kernel, const std::vector<KernelCase>& cases, const CalibrateOptions& options) {
   const bool gpu = on_gpu(options.kernel);
-  const std::vector<KernelCase> cases = learned_cases(gpu);
-  const std::vector<double> seconds = times_of(cases, pass, dtype, dim, options, into, references);
-  KernelRate rate = fitted_rate(tilings_of(pass, dtype, dim, gpu), cases, seconds);
+  KernelRate rate = fitted_rate(tilings_of(kernel.pass, kernel.dtype, kernel.dim, gpu), cases, kernel.times);
   rate.source = fmt::format("weft bench --calibrate, kernel {}{}", options.kernel,
                             gpu ? ", calls one after another" : ", one call a core");
   if (!options.show) return rate;
-  fmt::print("{} {} {}: {:.1f} GFLOP/s, tiles of {} rows {:.3g} us each, {:.3g} us a row and head, ", name(pass),
-             weft::name(dtype), dim, rate.flops * 1e-9, rate.tile_q, rate.tile_seconds * 1e6, rate.row_seconds * 1e6);
+  fmt::print("{} {} {}: {:.1f} GFLOP/s, tiles of {} rows {:.3g} us each, {:.3g} us a row and head, ", name(kernel.pass),
+             weft::name(kernel.dtype), kernel.dim, rate.flops * 1e-9, rate.tile_q, rate.tile_seconds * 1e6,
+             rate.row_seconds * 1e6);
   if (rate.copy_rows > 0) fmt::print("{:.3g} us a copied key and K/V head, ", rate.key_seconds * 1e6);
   fmt::print("{:.3g} us a call\n", rate.call_seconds * 1e6);
   for (std::size_t n = 0; n < cases.size(); ++n)
-    fmt::print("  {:<34}{:>10.1f} us, fitted {:+.0f} %\n", cases[n].name, seconds[n] * 1e6,
-               100 * (predicted_seconds(cases[n], rate) / seconds[n] - 1));
+    fmt::print("  {:<34}{:>10.1f} us, fitted {:+.0f} %\n", cases[n].name, kernel.times[n] * 1e6,
+               100 * (predicted_seconds(cases[n], rate) / kernel.times[n] - 1));
   std::fflush(stdout);
   return rate;
 }
 
-// Ranks send rows of 512 bytes, which lie apart as those of some heads do, to the next or to all; median seconds
-// of a call.
-double exchange_seconds(Index ranks, Index rows, bool to_all) {
+// All kernels, by the same reference.
+void measure_kernels(const CalibrateOptions& options, Calibration& into) {
+  const std::vector<KernelCase> cases = learned_cases(on_gpu(options.kernel));
+  std::vector<MeasuredKernel> kernels;
+  std::vector<double> references;
+  for (const DType type : options.dtypes)
+    for (const Index dim : options.dims)
+      for (const Pass pass : {Pass::forward, Pass::backward}) {
+        kernels.push_back({pass, type, dim});
+        kernels.back().times = times_of(kernels.back(), cases, options, *into.noise, references);
+      }
+  if (!references.empty()) into.reference_seconds = median(references);
+  for (MeasuredKernel& kernel : kernels) {
+    for (std::size_t n = 0; n < cases.size(); ++n) {
+      if (!references.empty()) kernel.times[n] *= into.reference_seconds;
+      if (!options.measured.read_from_file())
+        into.times.add(cases[n].name, kernel.dtype, kernel.dim, kernel.pass, kernel.times[n]);
+    }
+    into.machine.kernels.push_back(rate_of(kernel, cases, options));
+  }
+}
+
+void compute_for(double seconds) {
+  for (const double end = thread_seconds_now() + seconds; thread_seconds_now() < end;) {
+  }
+}
+
+// Ranks send rows of 512 bytes, which lie apart as those of some heads do, to the next or to all, and compute between the
+// start of a call and its end, as an executor does. Seconds from one call to the next.
+double exchange_seconds(Index ranks, Index rows, bool to_all, double computing, const ThreadRanks& world = {}) {
   constexpr Index kRow = 512, kStride = 1024;
+  constexpr int kTimes = 5, kCalls = 20;
   const Index bytes = rows * kStride;
   double found = 0;
-  run_ranks(ranks, [&](Communicator& comm) {
-    stay_on_core(comm.rank(), comm.ranks());
-    std::vector<char> mine(at(bytes)), theirs(at(bytes * comm.ranks()));
-    const auto block = [&](char* data) {
-      return Block{.data = data, .rows = rows, .bytes = kRow, .row_stride = kStride, .part_stride = kRow};
-    };
-    std::vector<Block> all;
-    for (Index r = 0; r < comm.ranks(); ++r) all.push_back(block(theirs.data() + r * bytes));
-    const Index next = (comm.rank() + 1) % comm.ranks(), before = (comm.rank() + comm.ranks() - 1) % comm.ranks();
-    std::vector<double> times;
-    for (int n = 0; n < 60; ++n) {
-      const double start = seconds_now();
-      if (to_all)
-        comm.all_gather(block(mine.data()), all).wait();
-      else
-        comm.send_receive(next, block(mine.data()), before, all[0]).wait();
-      times.push_back(seconds_now() - start);
-    }
-    if (comm.rank() == 0) found = median(times);
-  });
+  run_ranks(
+      ranks,
+      [&](Communicator& comm) {
+        stay_on_core(comm.rank(), comm.ranks());
+        std::vector<char> mine(at(bytes)), theirs(at(bytes * comm.ranks()));
+        const auto block = [&](char* data) {
+          return Block{.data = data, .rows = rows, .bytes = kRow, .row_stride = kStride, .part_stride = kRow};
+        };
+        std::vector<Block> all;
+        for (Index r = 0; r < comm.ranks(); ++r) all.push_back(block(theirs.data() + r * bytes));
+        const Index next = (comm.rank() + 1) % comm.ranks(), before = (comm.rank() + comm.ranks() - 1) % comm.ranks();
+        std::vector<double> times;
+        for (int n = 0; n < kTimes; ++n) {
+          const double start = seconds_now();
+          for (int call = 0; call < kCalls; ++call) {
+            Request request = to_all ? comm.all_gather(block(mine.data()), all)
+                                     : comm.send_receive(next, block(mine.data()), before, all[0]);
+            compute_for(computing);
+            request.wait();
+          }
+          times.push_back((seconds_now() - start) / kCalls);
+        }
+        if (comm.rank() == 0) found = median(times);
+      },
+      world);
   return found;
 }
 
+// As many ranks as problems have that are measured beside their predictions: what a call takes grows with the threads
+// that wait for the same lock, so 64 ranks on 16 cores say nothing of eight that have a core each.
+constexpr Index kMostRanks = 8;
+
 // Processor time of a call and of a message shows where many ranks share a core.
 void measure_exchange(Machine& m) {
-  // As many ranks as problems have that are measured beside their predictions: what a call takes grows with the threads
-  // that wait for the same lock, so 64 ranks on 16 cores say nothing of eight that have a core each.
-  constexpr Index kFew = 2, kRows = 256, kMostRanks = 8;
+  constexpr Index kFew = 2, kRows = 256;
+  constexpr double kComputing = 200e-6, kLink = 500e-6;
   const Index cores = std::max(1U, std::thread::hardware_concurrency()), many = std::min(4 * cores, kMostRanks);
-  const Index each = ranks_a_core(many);
-  const double small = exchange_seconds(std::min(cores, many), kFew, false);
-  const double shared = each > 1 ? exchange_seconds(many, kFew, false) : small;
-  const double gathered = exchange_seconds(many, kFew, true), large = exchange_seconds(many, kRows, true);
+  const Index few = std::min(cores, many), each = ranks_a_core(many);
+  const auto beside_computing = [&](Index ranks, Index rows, bool to_all) {
+    return exchange_seconds(ranks, rows, to_all, kComputing) - static_cast<double>(ranks_a_core(ranks)) * kComputing;
+  };
+  const double small = beside_computing(few, kFew, false);
+  const double shared = each > 1 ? beside_computing(many, kFew, false) : small;
+  const double gathered = beside_computing(many, kFew, true), large = beside_computing(many, kRows, true);
   // A core copies what its ranks get of all.
   m.copy_bandwidth = static_cast<double>((kRows - kFew) * 512 * many * each) / std::max(1e-6, large - gathered);
   m.exchange_seconds = each > 1 ? std::clamp((shared - small) / static_cast<double>(each - 1), 0.0, 1e-3) : 0;
   m.copy_seconds = std::clamp((gathered - shared) / static_cast<double>(each * (many - 2)), 0.0, 1e-3);
-  m.levels[0].latency = std::max(0.0, small - m.exchange_seconds);
+  // Ranks that sleep until bytes arrive: on a fast link they are there before anybody has gone to sleep.
+  const double slept = exchange_seconds(few, kFew, false, kComputing, {.latency = kLink}) - kLink;
+  m.levels[0].latency = std::max(0.0, std::max(small, slept) - m.exchange_seconds);
   m.levels[0].message_seconds = 0;
+}
+
+// How long a thread has a core that another one wants as well: two of them look at the clock all the time.
+void measure_timeslice(Machine& m) {
+  constexpr double kSeconds = 0.1, kPause = 100e-6;
+  std::mutex mutex;
+  std::vector<double> pauses;
+  run_ranks(2, [&](Communicator& comm) {
+    stay_on_core(0, 1);
+    float token = 0;  // both begin together
+    comm.all_reduce(&token, DType::f32, 1, Reduce::sum).wait();
+    std::vector<double> mine;
+    double last = seconds_now();
+    for (const double end = last + kSeconds; last < end;) {
+      const double now = seconds_now();
+      if (now - last > kPause) mine.push_back(now - last);
+      last = now;
+    }
+    const std::lock_guard lock(mutex);
+    pauses.insert(pauses.end(), mine.begin(), mine.end());
+  });
+  m.timeslice = pauses.empty() ? 0 : median(pauses);
 }
 
 void measure_rows(Machine& m) {
@@ -182,9 +248,9 @@ void measure_rows(Machine& m) {
 void show_exchange(const Machine& m) {
   fmt::print(
       "threads: {:.3g} us until a message comes, {:.3g} us of the processor a call and {:.3g} us a message, copies "
-      "{:.3g} GB/s; passes over rows {:.3g} GB/s, {:.3g} us each\n",
+      "{:.3g} GB/s; passes over rows {:.3g} GB/s, {:.3g} us each; timeslices {:.3g} us\n",
       m.levels[0].latency * 1e6, m.exchange_seconds * 1e6, m.copy_seconds * 1e6, m.copy_bandwidth * 1e-9,
-      m.row_bandwidth * 1e-9, m.row_seconds * 1e6);
+      m.row_bandwidth * 1e-9, m.row_seconds * 1e6, m.timeslice * 1e6);
 }
 
 std::vector<DType> dtypes_of(const Flags& flags) {
@@ -217,6 +283,18 @@ void stay_on_core(Index rank, Index ranks) {
   CPU_ZERO(&set);
   CPU_SET(at(rank / ranks_a_core(ranks)), &set);
   pthread_setaffinity_np(pthread_self(), sizeof(set), &set);  // if it may not, it runs anywhere
+  prctl(PR_SET_TIMERSLACK, 1UL);
+}
+
+Machine slowed(const Machine& machine, double times) {
+  Machine m = machine;
+  for (KernelRate& k : m.kernels) {
+    k.flops /= times;
+    for (double* seconds : {&k.tile_seconds, &k.row_seconds, &k.key_seconds, &k.call_seconds}) *seconds *= times;
+  }
+  for (double* seconds : {&m.row_seconds, &m.copy_seconds, &m.exchange_seconds}) *seconds *= times;
+  for (double* bandwidth : {&m.row_bandwidth, &m.copy_bandwidth}) *bandwidth /= times;
+  return m;
 }
 
 double reference_seconds() {
@@ -243,15 +321,11 @@ Calibration calibrate(const CalibrateOptions& options) {
   c.machine.about = gpu ? "this GPU, shared by ranks that are threads" : "this machine, ranks that are threads";
   c.machine.kernels.clear();
   set_cpu_threads(1);
-  std::vector<double> references;
-  for (const DType type : options.dtypes)
-    for (const Index dim : options.dims)
-      for (const Pass pass : {Pass::forward, Pass::backward})
-        c.machine.kernels.push_back(measure(pass, type, dim, options, c, references));
-  if (!references.empty()) c.reference_seconds = median(references);
+  measure_kernels(options, c);
   if (!gpu && !options.measured.read_from_file()) {
     c.machine.processor_kernels = static_cast<double>(std::max(1U, std::thread::hardware_concurrency()));
     measure_exchange(c.machine);
+    measure_timeslice(c.machine);
     measure_rows(c.machine);
     c.machine.source = c.machine.levels[0].source = "weft bench --calibrate";
     if (options.show) show_exchange(c.machine);

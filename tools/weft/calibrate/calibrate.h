@@ -17,9 +17,13 @@ namespace weft::tool {
 double reference_seconds();
 
 // The calling thread stays on one core: ranks [n·ranks/cores, (n + 1)·ranks/cores) on core n. Machines that are
-// measured this way have processor_ranks = ranks_a_core(ranks) and processor_kernels = 1.
+// measured this way have processor_ranks = ranks_a_core(ranks) and processor_kernels = 1. And it sleeps no longer than
+// it asks to, as far as that depends on its timers, so that slowed links have the speed that they should have.
 void stay_on_core(Index rank, Index ranks);
 Index ranks_a_core(Index ranks);
+
+// The machine whose processors take so many times as long; its links are as fast as before.
+Machine slowed(const Machine& machine, double times);
 
 struct Calibration {
   Machine machine;

@@ -47,7 +47,7 @@ Features ask() {
   return f;
 }
 
-// Asked once: a virtual machine leaves its guest for each CPUID, and kernels are chosen in each call.
+// Asked once: in a virtual machine each CPUID is a VM exit, and kernels are chosen in each call.
 const Features& features() {
   static const Features once = ask();
   return once;

@@ -2,7 +2,8 @@
 //
 // How many tiles there are, only the device knows. The host knows the most: buffers have room for them, and blocks past
 // the count return. A memset and three launches. Throws what the plan's context has to report. Slices that do not fit
-// (a plan that changed under a graph) are a fault, and then no tile has any.
+// (a plan that changed under a graph) are a fault, and then no tile of that tiling has any; with too many tiles, none of
+// any tiling.
 #pragma once
 
 #include "kernel/cuda/sm90/backward/params.h"
@@ -19,8 +20,8 @@ struct DeviceItems {
   const int* count = nullptr;
 };
 
-// Tiles of at most `size` query rows, which end where no slice continues, as HostLists::cut_query_tiles makes them; and
-// `counters` zeros, which need no memset of their own.
+// Tiles of at most `size` query rows, which end where no slice continues. Short neighbours share a tile by begins_tile
+// (cut.h), where the host fills a tile as far as it goes. And `counters` zeros, which need no memset of their own.
 struct DeviceForwardTiles {
   StreamArray<int> memory;
   DeviceItems<ForwardItem> tiles;
