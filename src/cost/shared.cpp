@@ -296,14 +296,17 @@ class Shared {
   // Those whose timeslice is over go to the end of the queue.
   void end_turns(double passed) {
     for (std::vector<Index>& queue : queues_) {
-      std::stable_partition(queue.begin(), queue.end(), [&](Index n) {
+      std::vector<Index> over;
+      std::erase_if(queue, [&](Index n) {
         Rank& r = ranks_[at(n)];
-        if (!r.has_turn) return true;
+        if (!r.has_turn) return false;
         r.turn_left -= passed;
-        if (r.turn_left > 1e-9 * machine_.timeslice) return true;
+        if (r.turn_left > 1e-9 * machine_.timeslice) return false;
         r.turn_left = turn_of(r);
-        return false;
+        over.push_back(n);
+        return true;
       });
+      queue.insert(queue.end(), over.begin(), over.end());
     }
   }
 

@@ -359,6 +359,39 @@ def test_kept_for_the_backward():
     assert up.calls - before == 5  # hooks decide what is kept: forward, once more, and backward; with a row of zeros before each
 
 
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_absorbed_queries(ranks):
+    """Queries that have absorbed the projection of K, all on one K/V head whose values are its first columns: as K and V made of it."""
+    heads, latent, packing, scale = 4, WIDTH - ROPE, weft.Packing([0, 37, 42, 60]), DIM**-0.5
+    generator = torch.Generator().manual_seed(1)
+    q, source, w_k, w_v, dout = (torch.randn(*shape, dtype=torch.float64, generator=generator) for shape in (
+        (60, heads, DIM), (60, WIDTH), (heads, DIM - ROPE, latent), (heads, DIM_V, latent), (60, heads, DIM_V)))
+
+    def up(rows, w_k, w_v):
+        k, v = (torch.einsum("tc,hdc->thd", rows[:, :latent], w) for w in (w_k, w_v))
+        return torch.cat((k, rows[:, None, latent:].expand(-1, heads, -1)), -1), v
+
+    def expanded(q, rows, w_k, w_v, comm):
+        return attend(q, rows, packing, causal=True, scale=scale, group=comm, expand=lambda rows: up(rows, w_k, w_v))
+
+    def absorbed(q, rows, w_k, w_v, comm):
+        absorbing = torch.cat((torch.einsum("thd,hdc->thc", q[..., :DIM - ROPE], w_k), q[..., DIM - ROPE:]), -1)
+        out = attend(absorbing, rows[:, None], rows[:, None, :latent], packing, causal=True, scale=scale, group=comm)
+        return torch.einsum("thc,hdc->thd", out, w_v)
+
+    def of_rank(comm):
+        results = []
+        for form in (expanded, absorbed):
+            inputs = [x.detach().clone().requires_grad_() for x in (*(weft.torch.shard(x, packing, comm) for x in (q, source)), w_k, w_v)]
+            out = form(*inputs, comm)
+            results.append([out.detach(), *torch.autograd.grad(out, inputs, weft.torch.shard(dout, packing, comm))])
+        # Parameters of expand get the share of the rows that a rank attends, those of the others of its own rows.
+        whole = [[*result[:3], *(torch.stack(weft.torch.group.all_gather(x, comm)).sum(0) for x in result[3:])] for result in results]
+        return error(*whole)
+
+    assert max(weft.spawn(ranks, of_rank)) < 1e-12
+
+
 def test_context_parallel():
     """ContextParallel.attention takes a source as context_parallel_attention does."""
     problem = Problem([37, 0, 5, 20], causal=True)
