@@ -51,8 +51,9 @@ struct Rank {
   double link = 0;            // free from then on
   std::size_t next_call = 0;  // whose arrival is not known yet; those after it wait for the link
   bool queued = false;        // for its turn on the processor, or having it
-  bool has_turn = false;
-  double turn_left = 0;
+  double turn_end = kNever;   // if it has its turn
+
+  bool has_turn() const { return turn_end < kNever; }
 };
 
 class Shared {
@@ -248,7 +249,7 @@ class Shared {
   double rate(Index n, double& boundary) const {
     const double running = static_cast<double>(busy_[at(n / together_)]);
     double rate = std::min(1.0, machine_.processor_kernels / running);
-    if (takes_turns()) rate = ranks_[at(n)].has_turn ? 1 : 0;
+    if (takes_turns()) rate = ranks_[at(n)].has_turn() ? 1 : 0;
     const Rank& r = ranks_[at(n)];
     if (op(r).kind != Op::Kind::compute || r.adding) return rate;
     double lost = 0;
@@ -267,46 +268,36 @@ class Shared {
   // Ranks that share a processor compute one after another, each until it waits or its timeslice is over.
   bool takes_turns() const { return machine_.timeslice > 0 && machine_.processor_kernels >= 1; }
 
-  // Long work gets longer turns, so that their number stays in the thousands.
-  double turn_of(const Rank& r) const { return std::max(machine_.timeslice, 1e-3 * r.left); }
+  // Long work gets longer turns, so that their number stays in the thousands, and no turn is too short for the clock.
+  double turn_of(const Rank& r) const { return std::max({machine_.timeslice, 1e-3 * r.left, 1e-12 * now_}); }
 
-  // Those that have come to a wait leave the queue of their processor, and those that began to work join it.
+  // Those that have come to a wait leave the queue of their processor, those whose turn is over go to its end, and those
+  // that began to work join it.
   void give_turns() {
     for (std::size_t p = 0; p < queues_.size(); ++p) {
       std::vector<Index>& queue = queues_[p];
-      std::erase_if(queue, [&](Index n) {
-        Rank& r = ranks_[at(n)];
-        r.queued = r.state == Rank::State::working;
-        return !r.queued;
-      });
-      const Index first = static_cast<Index>(p) * together_;
-      for (Index n = first; n < min_of(o_.ranks, first + together_); ++n) {
-        Rank& r = ranks_[at(n)];
-        r.has_turn = false;
-        if (r.state != Rank::State::working || r.queued) continue;
-        r.queued = true;
-        r.turn_left = turn_of(r);
-        queue.push_back(n);
-      }
-      const auto turns = static_cast<std::size_t>(machine_.processor_kernels);
-      for (std::size_t i = 0; i < std::min(turns, queue.size()); ++i) ranks_[at(queue[i])].has_turn = true;
-    }
-  }
-
-  // Those whose timeslice is over go to the end of the queue.
-  void end_turns(double passed) {
-    for (std::vector<Index>& queue : queues_) {
       std::vector<Index> over;
       std::erase_if(queue, [&](Index n) {
         Rank& r = ranks_[at(n)];
-        if (!r.has_turn) return false;
-        r.turn_left -= passed;
-        if (r.turn_left > 1e-9 * machine_.timeslice) return false;
-        r.turn_left = turn_of(r);
-        over.push_back(n);
+        r.queued = r.state == Rank::State::working;
+        if (r.queued && r.turn_end > now_) return false;
+        if (r.queued) over.push_back(n);
+        r.turn_end = kNever;
         return true;
       });
       queue.insert(queue.end(), over.begin(), over.end());
+      const Index first = static_cast<Index>(p) * together_;
+      for (Index n = first; n < min_of(o_.ranks, first + together_); ++n) {
+        Rank& r = ranks_[at(n)];
+        if (r.state != Rank::State::working || r.queued) continue;
+        r.queued = true;
+        queue.push_back(n);
+      }
+      const auto turns = static_cast<std::size_t>(machine_.processor_kernels);
+      for (std::size_t i = 0; i < std::min(turns, queue.size()); ++i) {
+        Rank& r = ranks_[at(queue[i])];
+        if (!r.has_turn()) r.turn_end = now_ + turn_of(r);
+      }
     }
   }
 
@@ -326,7 +317,7 @@ class Shared {
         double boundary = kNever;
         rates[at(n)] = rate(n, boundary);
         if (rates[at(n)] == 0) continue;
-        if (takes_turns()) boundary = std::min(boundary, now_ + r.turn_left);
+        if (takes_turns()) boundary = std::min(boundary, r.turn_end);
         ends[at(n)] = now_ + r.left / rates[at(n)];
         next = std::min({next, ends[at(n)], boundary});
       } else if (r.state == Rank::State::for_arrival) {
@@ -348,7 +339,6 @@ class Shared {
       // By its end too: late in a long simulation what is left may be too little to move the clock.
       if (ends[at(n)] <= now_ || r.left <= kRounding + 1e-12 * passed) moved.push_back(n);
     }
-    if (takes_turns()) end_turns(passed);
     for (const Index n : moved) worked(n, ranks_[at(n)]);
     propagate();
     return true;
