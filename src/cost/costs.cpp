@@ -142,7 +142,7 @@ Index Costs::query_memory(const Frame& f, std::span<const StepFrame> steps) cons
   return bytes + (most > 0 ? most * part * dqk * sum_size() + kLine : 0);
 }
 
-RankMemory Costs::memory(const Frame& f, std::span<const StepFrame> steps, bool partial) const {
+RankMemory Costs::memory(const Frame& f, std::span<const StepFrame> steps, bool partial, Index expanded) const {
   const bool backward = pass_ == Pass::backward;
   const Index dqk = shape_.dim_qk, dv = shape_.dim_v, lse = shape_.lse ? size_of(*shape_.lse) : 0;
   RankMemory m;
@@ -163,10 +163,9 @@ RankMemory Costs::memory(const Frame& f, std::span<const StepFrame> steps, bool 
     if (backward) grow(relay_gradients[odd], *s.relay_rows, sums());
   }
   if (source()) {  // K and V of one step, or of all, and gradients of one
-    Index made = 0, made_gradients = 0;
+    Index made = shape_.keeps_expanded ? expanded * dims() * size({}) : 0, made_gradients = 0;
     for (const StepFrame& s : steps) {
-      const Index of_step = s.key_rows * s.heads_k * dims() * size({});
-      made = shape_.keeps_expanded ? made + of_step : max_of(made, of_step);
+      made = max_of(made, s.key_rows * s.heads_k * dims() * size({}));
       made_gradients = max_of(made_gradients, kv_size(s.key_rows, s.heads_k, dqk, dv, shape_.dtype));
     }
     m.tensors += made;

@@ -82,7 +82,8 @@ class Costs {
   double end_rows(const Frame& frame, Index heads_q, Index heads_k, bool partial, bool shares) const;
   double last_rows(const Frame& frame) const;
   double merge_rows(const Frame& frame) const;  // of what one query move brings home
-  RankMemory memory(const Frame& frame, std::span<const StepFrame> steps, bool partial) const;
+  // expanded: of all steps, key rows times K/V heads. `steps` may leave out those that need no larger buffers.
+  RankMemory memory(const Frame& frame, std::span<const StepFrame> steps, bool partial, Index expanded) const;
 
   // What is swapped, on the way in and on the way back.
   schedule::SwapBytes swap_in() const;

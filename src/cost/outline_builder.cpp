@@ -200,7 +200,9 @@ void OutlineBuilder::add_memory(const Place& at_place, const std::vector<Index>&
     frames.back().queries = step(n).queries;
     frames.back().computed = computed.empty() || computed[at(n)];
   }
-  const RankMemory m = costs_.memory(at_place.frame, frames, partial && at_place.frame.step_heads_q > 0);
+  Index expanded = 0;
+  for (Index n = 0; n < static_cast<Index>(rows.size()); ++n) expanded += rows[at(n)] * at_place.of(n).k;
+  const RankMemory m = costs_.memory(at_place.frame, frames, partial && at_place.frame.step_heads_q > 0, expanded);
   if (m.total() > o_.memory.total()) o_.memory = m;
 }
 

@@ -79,6 +79,12 @@ std::vector<StepFrame> frames(const Schedule& s, bool source) {
   return all;
 }
 
+Index expanded_rows(const std::vector<StepFrame>& all) {
+  Index rows = 0;
+  for (const StepFrame& step : all) rows += step.key_rows * step.heads_k;
+  return rows;
+}
+
 void add_rows(Outline& o, const Schedule& s, const Frame& frame, const Costs& costs, bool several) {
   for (std::size_t n = 0; n < o.head_groups.size(); ++n) {
     HeadGroupOutline& group = o.head_groups[n];
@@ -116,7 +122,7 @@ void add_work(Outline& o, std::span<const Schedule> all, const Costs& costs) {
     }
     o.pairs[at(s.rank)] = static_cast<Index>(pairs);
     add_rows(o, s, frame, costs, several);
-    const RankMemory m = costs.memory(frame, shapes, several);
+    const RankMemory m = costs.memory(frame, shapes, several, expanded_rows(shapes));
     if (m.total() > o.memory.total()) o.memory = m;
   }
 }
@@ -212,7 +218,8 @@ RankMemory rank_memory(const Schedule& s, const TensorShape& shape, Pass pass) {
       for (const DType d : kDTypes) m.kernels.push_back({.pass = p, .dtype = d, .flops = 1});
     return m;
   }();
-  return cost::Costs(any, shape, pass).memory(cost::frame_of(s), cost::frames(s, shape.source > 0), cost::partial(s));
+  const std::vector<cost::StepFrame> steps = cost::frames(s, shape.source > 0);
+  return cost::Costs(any, shape, pass).memory(cost::frame_of(s), steps, cost::partial(s), cost::expanded_rows(steps));
 }
 
 }  // namespace weft
