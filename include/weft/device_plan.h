@@ -137,8 +137,9 @@ class WEFT_API DeviceContext {
 
 // A list of slices in device memory, refilled at the same addresses; kernels take it as ForwardArgs::device_plan. A
 // graph that was captured with an uploaded plan has room for plans with as many slices per row as that plan had; more
-// are a fault. cuda.sm90 keeps room for as many documents as an uploaded plan can have, its capacity: up to the sums of a
-// tile, 64 rows of dQ in f32, for each in a backward. So give no more than are needed.
+// are a fault. cuda.sm90 keeps room for as many documents as an uploaded plan can have, its capacity: up to the sums of
+// a tile, 64 rows of dQ in f32, for each in a backward. After plan() these are as many as DeviceStream::sequences
+// allows. So give no more than are needed.
 class WEFT_API DevicePlan {
  public:
   // The context must outlive the plan. Create it outside of a capture.

@@ -170,8 +170,8 @@ void bind_choices(nb::module_& m) {
   m.def(
       "choose_schedule",
       [](const Problem& problem, const PlacedLayouts& placed, Index heads_q, Index heads_k, DType dtype, Index dim_qk,
-         Index dim_v, const Machine& machine, bool backward, double memory_bytes, Index source,
-         bool keeps_expanded, Index simulated_slices) {
+         Index dim_v, const Machine& machine, bool backward, double memory_bytes, Index source, bool keeps_expanded,
+         Index simulated_slices) {
         return choose_schedule(
             {.problem = problem,
              .heads_q = heads_q,
@@ -183,8 +183,7 @@ void bind_choices(nb::module_& m) {
             {.memory_bytes = memory_bytes, .schedules = {}, .layouts = {}, .simulated_slices = simulated_slices});
       },
       "problem"_a, "layout"_a, "heads_q"_a, "heads_k"_a, "dtype"_a, "dim_qk"_a, "dim_v"_a, "machine"_a,
-      "backward"_a = true, "memory_bytes"_a = 0.0, "source"_a = 0, "keeps_expanded"_a = false,
-      "simulated_slices"_a = 0,
+      "backward"_a = true, "memory_bytes"_a = 0.0, "source"_a = 0, "keeps_expanded"_a = false, "simulated_slices"_a = 0,
       nb::call_guard<ReleaseGil>());
 
   nb::class_<BatchChoice>(m, "BatchChoice", "The best predicted layout of a batch, and a schedule for each layer.")

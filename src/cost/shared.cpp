@@ -271,8 +271,8 @@ class Shared {
   // Long work gets longer turns, so that their number stays in the thousands, and no turn is too short for the clock.
   double turn_of(const Rank& r) const { return std::max({machine_.timeslice, 1e-3 * r.left, 1e-12 * now_}); }
 
-  // Those that have come to a wait leave the queue of their processor, those whose turn is over go to its end, and those
-  // that began to work join it.
+  // Those that have come to a wait leave the queue of their processor, those whose turn is over go to its end, and
+  // those that began to work join it.
   void give_turns() {
     for (std::size_t p = 0; p < queues_.size(); ++p) {
       std::vector<Index>& queue = queues_[p];

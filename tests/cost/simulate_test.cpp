@@ -355,6 +355,7 @@ TEST(Simulate, RanksOfAProcessorTakeTurns) {
   // Keys of the second head group start when the last rank asks for them, whose turn comes after the others have
   // attended the first.
   m.levels[0].bandwidth = 3.6e5;
+  m.exchange_seconds = 1e-6;
   const Job groups{problem, layouts, 2, 2, {.head_groups = 2}, {.dtype = DType::f32, .dim_qk = 8, .dim_v = 8}};
   m.timeslice = 0;
   const double fluid = simulate(groups, m, Pass::forward).seconds;

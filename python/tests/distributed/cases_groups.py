@@ -305,10 +305,10 @@ def a_call_of_nccl_after_an_error_that_it_told():
     for early in (True, False):
         transport, aborted = _on_gpus("1:2", passed=True)
         transport.has_nccl_error = lambda: early
-        with without_streams(), refused("lost one of the ranks ", " on GPU 0", "cannot be used any more"):
-            with transport._launch(0, 0, [1]):
-                assert not early
-                raise RuntimeError("NCCL Error 6: remote process exited or there was a network error")
+        with without_streams(), refused("lost one of the ranks ", " on GPU 0", "cannot be used any more"), \
+                transport._launch(0, 0, [1]):
+            assert not early
+            raise RuntimeError("NCCL Error 6: remote process exited or there was a network error")
         assert aborted == [1]
         dist.barrier()
 

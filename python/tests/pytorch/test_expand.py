@@ -361,7 +361,7 @@ def test_kept_for_the_backward():
 
 @pytest.mark.parametrize("ranks", [1, 3])
 def test_absorbed_queries(ranks):
-    """Queries that have absorbed the projection of K, all on one K/V head whose values are its first columns: as K and V made of it."""
+    """Queries that have absorbed the projection of K, on one K/V head whose values are its first columns: as K and V made of it."""
     heads, latent, packing, scale = 4, WIDTH - ROPE, weft.Packing([0, 37, 42, 60]), DIM**-0.5
     generator = torch.Generator().manual_seed(1)
     q, source, w_k, w_v, dout = (torch.randn(*shape, dtype=torch.float64, generator=generator) for shape in (
@@ -382,12 +382,13 @@ def test_absorbed_queries(ranks):
     def of_rank(comm):
         results = []
         for form in (expanded, absorbed):
-            inputs = [x.detach().clone().requires_grad_() for x in (*(weft.torch.shard(x, packing, comm) for x in (q, source)), w_k, w_v)]
+            own = [weft.torch.shard(x, packing, comm) for x in (q, source)]
+            inputs = [x.detach().clone().requires_grad_() for x in (*own, w_k, w_v)]
             out = form(*inputs, comm)
             results.append([out.detach(), *torch.autograd.grad(out, inputs, weft.torch.shard(dout, packing, comm))])
         # Parameters of expand get the share of the rows that a rank attends, those of the others of its own rows.
-        whole = [[*result[:3], *(torch.stack(weft.torch.group.all_gather(x, comm)).sum(0) for x in result[3:])] for result in results]
-        return error(*whole)
+        sums = [[torch.stack(weft.torch.group.all_gather(x, comm)).sum(0) for x in result[3:]] for result in results]
+        return error(*(result[:3] + summed for result, summed in zip(results, sums)))
 
     assert max(weft.spawn(ranks, of_rank)) < 1e-12
 

@@ -186,7 +186,8 @@ def chosen_for_source(packing: Tensor, said: Dict[str, Any], ranks: int, heads: 
         return Schedule("all_gather")
     whole, problem, layout_slices = _problem_of(packing, said)
     where = machine_numbered(said["machine"])
-    return chosen_schedule(problem, _layout_of(whole, problem, layout_slices, said, ranks, where), *heads, *shape, where, width, keeps)
+    layout = _layout_of(whole, problem, layout_slices, said, ranks, where)
+    return chosen_schedule(problem, layout, *heads, *shape, where, width, keeps)
 
 
 class Run:

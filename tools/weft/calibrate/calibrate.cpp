@@ -50,7 +50,7 @@ std::vector<double> times_on_gpu(const std::vector<KernelCase>& cases, const Cal
 // are called in turn, so that each finds its tensors where a layer of a model does, outside of the inner caches. In
 // references of the same round, which are not the same seconds in all rounds: clocks change.
 std::vector<double> references_on_cores(const std::vector<KernelCase>& cases, const CallOptions& call, Index rounds,
-                                   std::vector<double>& references) {
+                                        std::vector<double>& references) {
   const Index cores = std::max(1U, std::thread::hardware_concurrency());
   std::mutex mutex;
   std::vector<std::vector<double>> ratios(cases.size());
@@ -87,8 +87,8 @@ struct MeasuredKernel {
 };
 
 // Measured, or read from a file.
-std::vector<double> times_of(const MeasuredKernel& kernel, const std::vector<KernelCase>& cases, const CalibrateOptions& options,
-                             Noise& noise, std::vector<double>& references) {
+std::vector<double> times_of(const MeasuredKernel& kernel, const std::vector<KernelCase>& cases,
+                             const CalibrateOptions& options, Noise& noise, std::vector<double>& references) {
   const CallOptions call = call_options(options, kernel.pass, kernel.dtype, kernel.dim);
   if (!options.measured.read_from_file())
     return on_gpu(options.kernel) ? times_on_gpu(cases, call, options.rounds, noise)
@@ -99,7 +99,8 @@ std::vector<double> times_of(const MeasuredKernel& kernel, const std::vector<Ker
   return seconds;
 }
 
-KernelRate rate_of(const MeasuredKernel& kernel, const std::vector<KernelCase>& cases, const CalibrateOptions& options) {
+KernelRate rate_of(const MeasuredKernel& kernel, const std::vector<KernelCase>& cases,
+                   const CalibrateOptions& options) {
   const bool gpu = on_gpu(options.kernel);
   KernelRate rate = fitted_rate(tilings_of(kernel.pass, kernel.dtype, kernel.dim, gpu), cases, kernel.times);
   rate.source = fmt::format("weft bench --calibrate, kernel {}{}", options.kernel,
@@ -144,8 +145,8 @@ void compute_for(double seconds) {
   }
 }
 
-// Ranks send rows of 512 bytes, which lie apart as those of some heads do, to the next or to all, and compute between the
-// start of a call and its end, as an executor does. Seconds from one call to the next.
+// Ranks send rows of 512 bytes, which lie apart as those of some heads do, to the next or to all, and compute between
+// the start of a call and its end, as an executor does. Seconds from one call to the next.
 double exchange_seconds(Index ranks, Index rows, bool to_all, double computing, const ThreadRanks& world = {}) {
   constexpr Index kRow = 512, kStride = 1024;
   constexpr int kTimes = 5, kCalls = 20;

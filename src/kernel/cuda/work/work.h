@@ -30,8 +30,8 @@ WEFT_HD constexpr WorkSlice work_slice(const Slice& s) {
   return {within_32_bits(t.q_begin), within_32_bits(t.q_end), within_32_bits(t.k_begin), within_32_bits(t.k_end),
           within_32_bits(s.k_begin), within_32_bits(t.lo),    within_32_bits(t.hi)};
 }
-// What is left of it in buffers of so many rows. A slice of a plan for other tensors is cut off before it is trimmed, so
-// that every row and key of what is left sees or is seen, as kernels expect.
+// What is left of it in buffers of so many rows. A slice of a plan for other tensors is cut off before it is trimmed,
+// so that every row and key of what is left sees or is seen, as kernels expect.
 WEFT_HD constexpr WorkSlice work_slice_within(Slice s, Index q_rows, Index k_rows) {
   s.q_begin = max_of(s.q_begin, 0), s.q_end = min_of(s.q_end, q_rows);
   s.k_begin = max_of(s.k_begin, 0), s.k_end = min_of(s.k_end, k_rows);

@@ -2,8 +2,8 @@
 //
 // How many tiles there are, only the device knows. The host knows the most: buffers have room for them, and blocks past
 // the count return. A memset and three launches. Throws what the plan's context has to report. Slices that do not fit
-// (a plan that changed under a graph) are a fault, and then no tile of that tiling has any; with too many tiles, none of
-// any tiling.
+// (a plan that changed under a graph) are a fault, and then no tile of that tiling has any; with too many tiles, none
+// of any tiling.
 #pragma once
 
 #include "kernel/cuda/sm90/backward/params.h"
