@@ -361,7 +361,7 @@ def test_kept_for_the_backward():
 
 @pytest.mark.parametrize("ranks", [1, 3])
 def test_absorbed_queries(ranks):
-    """Queries that have absorbed the projection of K, on one K/V head whose values are its first columns: as K and V made of it."""
+    """Queries that have absorbed the projection of K, on one K/V head whose values are its first columns."""
     heads, latent, packing, scale = 4, WIDTH - ROPE, weft.Packing([0, 37, 42, 60]), DIM**-0.5
     generator = torch.Generator().manual_seed(1)
     q, source, w_k, w_v, dout = (torch.randn(*shape, dtype=torch.float64, generator=generator) for shape in (
