@@ -268,8 +268,8 @@ class Shared {
   // Ranks that share a processor compute one after another, each until it waits or its timeslice is over.
   bool takes_turns() const { return machine_.timeslice > 0 && machine_.processor_kernels >= 1; }
 
-  // Long work gets longer turns, so that their number stays in the thousands, and no turn is too short for the clock.
-  double turn_of(const Rank& r) const { return std::max({machine_.timeslice, 1e-3 * r.left, 1e-12 * now_}); }
+  // Long work gets longer turns, so that there are not too many, and no turn is too short for the clock.
+  double turn_of(const Rank& r) const { return std::max({machine_.timeslice, 1e-2 * r.left, 1e-12 * now_}); }
 
   // Those that have come to a wait leave the queue of their processor, those whose turn is over go to its end, and
   // those that began to work join it.
