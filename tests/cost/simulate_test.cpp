@@ -331,7 +331,7 @@ TEST(Simulate, ALongTimeOnSharedProcessorsEnds) {
   }
 }
 
-TEST(Simulate, RanksOfAProcessorTakeTurns) {
+TEST(Simulate, TimeslicesGoFromRankToRank) {
   Machine m = machine();
   m.levels = {{.name = "memory"}};
   m.processor_ranks = 4;
