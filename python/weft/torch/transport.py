@@ -224,11 +224,9 @@ class Transport:
         if self.broken:
             raise self._again()
         self._count()
-        others = [r for r in range(self.ranks) if r != self.rank]
         key, until, pause = f"weft: meet {number}", time.monotonic() + self.time_limit, _MEETING_PAUSES[0]
         # A store that outlives the group has counted its meetings, too.
-        mine = self._store(lambda store: store.add(key, 1)) or 1
-        all_here = -(-mine // self.ranks) * self.ranks
+        all_here = -(-(self._store(lambda store: store.add(key, 1)) or 1) // self.ranks) * self.ranks
         while True:
             met = self._store(lambda store: (store.add(key, 0) >= all_here, store.check([_CAUSE])))
             if met is None or met[0]:  # a store that does not answer holds up nobody
@@ -236,7 +234,7 @@ class Transport:
             if met[1]:
                 raise self.fail("cannot go on", hint=_OTHER_RANK)
             if time.monotonic() > until:
-                raise self.waited(f"{purpose} ", others)
+                raise self.waited(f"{purpose} ", [r for r in range(self.ranks) if r != self.rank])
             time.sleep(pause)
             pause = min(2 * pause, _MEETING_PAUSES[1], max(0.01, self.time_limit / 4))
 
