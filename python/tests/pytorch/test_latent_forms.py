@@ -5,6 +5,7 @@ import pytest
 torch = pytest.importorskip("torch")
 import weft
 import weft.torch
+
 from test_expand import DIM, DIM_V, ROPE, WIDTH, Up, attend, error
 
 
