@@ -6,6 +6,7 @@
 
 #include "check/cases/random_case.h"
 #include "cost/tiles.h"
+#include "index.h"
 #include "refusal.h"
 #include "weft/cost.h"
 #include "weft/models.h"
