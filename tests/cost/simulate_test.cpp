@@ -299,7 +299,7 @@ TEST(Simulate, BothEnginesAgree) {
   });
 }
 
-TEST(Simulate, RanksThatShareAProcessorTakeTurns) {
+TEST(Simulate, RanksThatShareAProcessorSlowEachOther) {
   Machine m = machine();
   m.levels = {{.name = "all"}};
   m.row_bandwidth = m.row_seconds = 0;
