@@ -18,13 +18,14 @@ SOURCE = Path(__file__).parents[3]
 
 # Names that fragments of the docs use.
 PREAMBLE = """
-import numpy as np, torch, torch.distributed as dist, torch.nn.functional as F, weft, weft.torch
+import typing, numpy as np, torch, torch.distributed as dist, torch.nn.functional as F, weft, weft.torch
 q = k = v = dout = torch.zeros(16, 2, 8)
 cu = cu_seqlens = [0, 7, 16]
 input_ids = torch.zeros(16, dtype=torch.int64)
 packing, mask, full, window = weft.Packing(cu), weft.Mask(causal=True), weft.Mask(), weft.Mask(causal=True, window=(4, 0))
 name, this_rank, model, x = "model", 0, torch.nn.Linear(8, 8), torch.zeros(16, 8)
-latent = rotated_rope = x
+latent = rotated_rope = source = x
+up: typing.Any = x
 def one_of_many() -> weft.Communicator: raise NotImplementedError
 def train(group: weft.Communicator) -> float: return 0.0
 def one_group() -> dist.ProcessGroup: raise NotImplementedError
