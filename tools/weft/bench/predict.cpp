@@ -5,6 +5,7 @@
 #include <random>
 
 #include <fmt/format.h>
+#include <malloc.h>
 #include <nlohmann/json.hpp>
 
 #include "bench/clock.h"
@@ -12,6 +13,7 @@
 #include "bench/predict_rounds.h"
 #include "bench/schedule_runs.h"
 #include "calibrate/calibrate.h"
+#include "calibrate/reference.h"
 #include "flags/lengths.h"
 #include "index.h"
 #include "terminal/json_file.h"
@@ -163,7 +165,7 @@ struct Findings {
   json runs = json::array();
 
   // Every candidate of a problem, predicted and measured.
-  void add(Index number, const Question& q, Asked asked, Index rounds, double usual_reference);
+  void add(Index number, const Question& q, Asked asked, Index rounds, const KernelTimes& usual);
   void print(Index rounds) const;
 
  private:
@@ -210,7 +212,7 @@ double Findings::add_run(Index number, const Question& q, const Asked& asked, st
   return seconds;
 }
 
-void Findings::add(Index number, const Question& q, Asked asked, Index rounds, double usual_reference) {
+void Findings::add(Index number, const Question& q, Asked asked, Index rounds, const KernelTimes& usual) {
   const check::Case& c = asked.given;
   const std::vector<ScheduleOptions> tried = candidates(c);
   std::vector<RankOperands> tensors;
@@ -225,7 +227,7 @@ void Findings::add(Index number, const Question& q, Asked asked, Index rounds, d
   const MeasuredCandidates found = measure_in_turn(c, asked.problem, all, asked.world, rounds);
   const std::vector<std::vector<Measured>>& measured = found.rounds;
   // Clocks change from minute to minute, and links do not: what is predicted is for the clock of these rounds.
-  asked.slow_processors(found.reference / usual_reference);
+  asked.slow_processors(found.reference / ReferenceCalls::usual_seconds(usual, c.dtype, c.dim_qk));
   const std::string choice = asked.chosen(tried);
   std::vector<std::pair<std::string, double>> times;
   std::optional<std::size_t> chosen;
@@ -276,6 +278,11 @@ void Findings::print(Index rounds) const {
 }  // namespace
 
 int bench_predict(const Flags& flags) {
+  // Memory that is freed stays with the process: faults of pages that come anew with each call would be measured, and
+  // nothing predicts them.
+  constexpr int kLargest = 32 << 20;  // what glibc takes
+  mallopt(M_MMAP_THRESHOLD, kLargest);
+  mallopt(M_TRIM_THRESHOLD, 16 * kLargest);
   const Index count = flags.within("predict", 200, 1, 100000), rounds = flags.within("repeat", 8, 2, 1000);
   JsonOutput output(flags.find("json"));
   const Calibration calibration =
@@ -292,7 +299,7 @@ int bench_predict(const Flags& flags) {
         documents = parse_lengths("--docs", *docs, seed_of(flags) + static_cast<unsigned long long>(n));
       const Question q = drawn(engine, documents);
       const Asked asked(q, calibration.machine, 20e-6 * static_cast<double>(engine() % 10));
-      found.add(n, q, asked, rounds, calibration.reference_seconds);
+      found.add(n, q, asked, rounds, calibration.times);
     }
   }
   set_cpu_threads(0);

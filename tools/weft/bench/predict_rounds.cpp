@@ -6,10 +6,12 @@
 #include <barrier>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <thread>
 
 #include "bench/clock.h"
 #include "calibrate/calibrate.h"
+#include "calibrate/reference.h"
 #include "index.h"
 
 namespace weft::tool {
@@ -66,10 +68,12 @@ MeasuredCandidates measure_in_turn(const check::Case& c, const Problem& problem,
           comm, make_schedule(problem, *candidate.layouts, comm.rank(), {c.heads_q, c.heads_k}, candidate.options),
           ExecutorOptions{.kernel = "cpu"}));
     const bool first_on_core = comm.rank() % ranks_a_core(c.ranks) == 0;
+    std::optional<ReferenceCalls> calls;
+    if (first_on_core) calls.emplace(c.dtype, c.dim_qk);
     for (Index round = -1; round < rounds; ++round)
       for (std::size_t n = 0; n < candidates.size(); ++n) {
         barrier.arrive_and_wait();
-        const double reference = first_on_core ? reference_seconds() : 0;
+        const double reference = calls ? calls->seconds() : 0;
         for (const std::size_t which : {0, 1}) {
           Operands& operands = *(*candidates[n].tensors)[at(comm.rank())];
           barrier.arrive_and_wait();

@@ -16,6 +16,7 @@
 #include "bench/clock.h"
 #include "calibrate/kernel_call.h"
 #include "calibrate/kernel_fit.h"
+#include "calibrate/reference.h"
 #include "check/tensors.h"
 #include "flags/machine_flag.h"
 #include "index.h"
@@ -118,8 +119,8 @@ KernelRate rate_of(const MeasuredKernel& kernel, const std::vector<KernelCase>& 
   return rate;
 }
 
-// All kernels, by the same reference.
-void measure_kernels(const CalibrateOptions& options, Calibration& into) {
+// All kernels, by the same reference; what that takes.
+double measure_kernels(const CalibrateOptions& options, Calibration& into) {
   const std::vector<KernelCase> cases = learned_cases(on_gpu(options.kernel));
   std::vector<MeasuredKernel> kernels;
   std::vector<double> references;
@@ -129,15 +130,16 @@ void measure_kernels(const CalibrateOptions& options, Calibration& into) {
         kernels.push_back({pass, type, dim});
         kernels.back().times = times_of(kernels.back(), cases, options, *into.noise, references);
       }
-  if (!references.empty()) into.reference_seconds = median(references);
+  const double usual = references.empty() ? 1 : median(references);
   for (MeasuredKernel& kernel : kernels) {
     for (std::size_t n = 0; n < cases.size(); ++n) {
-      if (!references.empty()) kernel.times[n] *= into.reference_seconds;
+      kernel.times[n] *= usual;
       if (!options.measured.read_from_file())
         into.times.add(cases[n].name, kernel.dtype, kernel.dim, kernel.pass, kernel.times[n]);
     }
     into.machine.kernels.push_back(rate_of(kernel, cases, options));
   }
+  return usual;
 }
 
 void compute_for(double seconds) {
@@ -145,30 +147,42 @@ void compute_for(double seconds) {
   }
 }
 
-// Ranks send rows of 512 bytes, which lie apart as those of some heads do, to the next or to all, and compute between
-// the start of a call and its end, as an executor does. Seconds from one call to the next.
+constexpr Index kExchangedRow = 512;  // bytes
+
+// Ranks send rows to the next or to all, and compute between the start of a call and its end, as an executor does.
+// Seconds from one call to the next.
 double exchange_seconds(Index ranks, Index rows, bool to_all, double computing, const ThreadRanks& world = {}) {
-  constexpr Index kRow = 512, kStride = 1024;
   constexpr int kTimes = 5, kCalls = 20;
-  const Index bytes = rows * kStride;
+  constexpr Index kTensors = 4;
+  const Index bytes = rows * kExchangedRow;
   double found = 0;
   run_ranks(
       ranks,
       [&](Communicator& comm) {
         stay_on_core(comm.rank(), comm.ranks());
-        std::vector<char> mine(at(bytes)), theirs(at(bytes * comm.ranks()));
-        const auto block = [&](char* data) {
-          return Block{.data = data, .rows = rows, .bytes = kRow, .row_stride = kStride, .part_stride = kRow};
+        // Several tensors in turn: between two exchanges of a layer its kernels drive what moved from the inner caches.
+        std::vector<char> memory(at(kTensors * bytes * (1 + comm.ranks())));
+        const auto block = [&](Index n) {  // of each tensor, what a rank has and then what it gets from each
+          return Block{.data = memory.data() + n * bytes,
+                       .rows = rows,
+                       .bytes = kExchangedRow,
+                       .row_stride = kExchangedRow,
+                       .part_stride = kExchangedRow};
         };
-        std::vector<Block> all;
-        for (Index r = 0; r < comm.ranks(); ++r) all.push_back(block(theirs.data() + r * bytes));
+        std::vector<Block> mine;
+        std::vector<std::vector<Block>> theirs(at(kTensors));
+        for (Index t = 0; t < kTensors; ++t) {
+          mine.push_back(block(t * (1 + comm.ranks())));
+          for (Index r = 0; r < comm.ranks(); ++r) theirs[at(t)].push_back(block(t * (1 + comm.ranks()) + 1 + r));
+        }
         const Index next = (comm.rank() + 1) % comm.ranks(), before = (comm.rank() + comm.ranks() - 1) % comm.ranks();
         std::vector<double> times;
         for (int n = 0; n < kTimes; ++n) {
           const double start = seconds_now();
           for (int call = 0; call < kCalls; ++call) {
-            Request request = to_all ? comm.all_gather(block(mine.data()), all)
-                                     : comm.send_receive(next, block(mine.data()), before, all[0]);
+            const std::size_t t = at(call % kTensors);
+            Request request =
+                to_all ? comm.all_gather(mine[t], theirs[t]) : comm.send_receive(next, mine[t], before, theirs[t][0]);
             compute_for(computing);
             request.wait();
           }
@@ -184,8 +198,12 @@ double exchange_seconds(Index ranks, Index rows, bool to_all, double computing, 
 // that wait for the same lock, so 64 ranks on 16 cores say nothing of eight that have a core each.
 constexpr Index kMostRanks = 8;
 
-// Processor time of a call and of a message shows where many ranks share a core.
-void measure_exchange(Machine& m) {
+// What exchanges take, in one look at them. Processor time of a call and of a message shows where many ranks share a
+// core.
+struct Exchange {
+  double call = 0, message = 0, byte = 0, latency = 0;
+};
+Exchange measured_exchange() {
   constexpr Index kFew = 2, kRows = 256;
   constexpr double kComputing = 200e-6, kLink = 500e-6;
   const Index cores = std::max(1U, std::thread::hardware_concurrency()), many = std::min(4 * cores, kMostRanks);
@@ -196,13 +214,33 @@ void measure_exchange(Machine& m) {
   const double small = beside_computing(few, kFew, false);
   const double shared = each > 1 ? beside_computing(many, kFew, false) : small;
   const double gathered = beside_computing(many, kFew, true), large = beside_computing(many, kRows, true);
+  Exchange found;
   // A core copies what its ranks get of all.
-  m.copy_bandwidth = static_cast<double>((kRows - kFew) * 512 * many * each) / std::max(1e-6, large - gathered);
-  m.exchange_seconds = each > 1 ? std::clamp((shared - small) / static_cast<double>(each - 1), 0.0, 1e-3) : 0;
-  m.copy_seconds = std::clamp((gathered - shared) / static_cast<double>(each * (many - 2)), 0.0, 1e-3);
+  found.byte = std::max(1e-6, large - gathered) / static_cast<double>((kRows - kFew) * kExchangedRow * many * each);
+  found.call = each > 1 ? std::clamp((shared - small) / static_cast<double>(each - 1), 0.0, 1e-3) : 0;
+  found.message = std::clamp((gathered - shared) / static_cast<double>(each * (many - 2)), 0.0, 1e-3);
   // Ranks that sleep until bytes arrive: on a fast link they are there before anybody has gone to sleep.
   const double slept = exchange_seconds(few, kFew, false, kComputing, {.latency = kLink}) - kLink;
-  m.levels[0].latency = std::max(0.0, std::max(small, slept) - m.exchange_seconds);
+  found.latency = std::max(0.0, std::max(small, slept) - found.call);
+  return found;
+}
+
+// The median of some looks, each over the reference of its moment: single ones differ by a third from each other.
+void measure_exchange(Machine& m, double usual_reference) {
+  constexpr int kLooks = 9;
+  std::vector<double> calls, messages, bytes, latencies;
+  for (int n = 0; n < kLooks; ++n) {
+    const double scale = usual_reference / reference_seconds();
+    const Exchange look = measured_exchange();
+    calls.push_back(look.call * scale);
+    messages.push_back(look.message * scale);
+    bytes.push_back(look.byte * scale);
+    latencies.push_back(look.latency * scale);
+  }
+  m.exchange_seconds = median(calls);
+  m.copy_seconds = median(messages);
+  m.copy_bandwidth = 1 / median(bytes);
+  m.levels[0].latency = median(latencies);
   m.levels[0].message_seconds = 0;
 }
 
@@ -228,8 +266,9 @@ void measure_timeslice(Machine& m) {
   m.timeslice = pauses.empty() ? 0 : median(pauses);
 }
 
-void measure_rows(Machine& m) {
-  const auto pass = [](Index rows) {
+void measure_rows(Machine& m, double usual_reference) {
+  const double scale = usual_reference / reference_seconds();
+  const auto pass = [scale](Index rows) {
     check::Tensor a(DType::f32, rows, 1, 256), b(DType::f32, rows, 1, 256);
     run::clear({}, a.view);
     run::clear({}, b.view);
@@ -239,7 +278,7 @@ void measure_rows(Machine& m) {
       run::add({}, a.view, b.view);
       times.push_back(seconds_now() - start);
     }
-    return median(times);
+    return median(times) * scale;
   };
   constexpr Index kRows = 8192;
   m.row_seconds = pass(1);
@@ -298,21 +337,6 @@ Machine slowed(const Machine& machine, double times) {
   return m;
 }
 
-double reference_seconds() {
-  static const KernelCase* const kCase = [] {
-    static const std::vector<KernelCase> cases = learned_cases(false);
-    const auto found = std::find_if(cases.begin(), cases.end(), [](const KernelCase& c) {
-      return c.name == std::string("full 1 x 256, heads 4:1");
-    });
-    return found == cases.end() ? nullptr : &*found;
-  }();
-  if (kCase == nullptr) throw Error("no reference call", "report this");
-  static thread_local Noise none;
-  static thread_local KernelCall call(*kCase, {.kernel = "cpu", .dtype = DType::f32, .dim = 64, .dim_v = 64}, none);
-  call.call();  // what the last work has driven from the caches comes back
-  return call.call();
-}
-
 Calibration calibrate(const CalibrateOptions& options) {
   const bool gpu = on_gpu(options.kernel);
   Calibration c;
@@ -322,12 +346,12 @@ Calibration calibrate(const CalibrateOptions& options) {
   c.machine.about = gpu ? "this GPU, shared by ranks that are threads" : "this machine, ranks that are threads";
   c.machine.kernels.clear();
   set_cpu_threads(1);
-  measure_kernels(options, c);
+  const double usual_reference = measure_kernels(options, c);
   if (!gpu && !options.measured.read_from_file()) {
     c.machine.processor_kernels = static_cast<double>(std::max(1U, std::thread::hardware_concurrency()));
-    measure_exchange(c.machine);
+    measure_exchange(c.machine, usual_reference);
     measure_timeslice(c.machine);
-    measure_rows(c.machine);
+    measure_rows(c.machine, usual_reference);
     c.machine.source = c.machine.levels[0].source = "weft bench --calibrate";
     if (options.show) show_exchange(c.machine);
   }

@@ -12,10 +12,6 @@
 
 namespace weft::tool {
 
-// Seconds of CPU time that a fixed small call of the CPU's kernel takes this thread. Times are measured relative to it,
-// so that other load on the machine, and the clock that it leaves for vector instructions, cancel.
-double reference_seconds();
-
 // The calling thread stays on one core: ranks [n·ranks/cores, (n + 1)·ranks/cores) on core n. Machines that are
 // measured this way have processor_ranks = ranks_a_core(ranks) and processor_kernels = 1. And it sleeps no longer than
 // it asks to, as far as that depends on its timers, so that slowed links have the speed that they should have.
@@ -27,8 +23,7 @@ Machine slowed(const Machine& machine, double times);
 
 struct Calibration {
   Machine machine;
-  double reference_seconds = 0;  // in the same rounds: the unit of the machine's times
-  KernelTimes times;             // as measured
+  KernelTimes times;  // as measured, in seconds of the same clock
   std::shared_ptr<Noise> noise;
 };
 struct CalibrateOptions {
