@@ -33,6 +33,7 @@ struct ListJob {
 struct Job {
   const DeviceSlice* slices;
   const std::int32_t* slice_count;
+  Index q_rows, k_rows;
   int lists;
   ListJob list[kMostLists];
   Reporter reporter;
@@ -40,7 +41,7 @@ struct Job {
   // Unlimited bounds need no special case: no sum of one and a row falls within the rectangle.
   __device__ WorkSlice slice(int i) const {
     const DeviceSlice s = slices[i];
-    return work_slice({s.q_begin, s.q_end, s.k_begin, s.k_end, s.lo, s.hi});
+    return work_slice_within({s.q_begin, s.q_end, s.k_begin, s.k_end, s.lo, s.hi}, q_rows, k_rows);
   }
 };
 
@@ -206,6 +207,8 @@ Jobs place_jobs(detail::DevicePlanData& plan, std::span<const Tiling> tilings, c
   Room room(memory);
   jobs.lists.slices = plan.slices.get();
   jobs.lists.slice_count = plan.count.get();
+  jobs.lists.q_rows = plan.q_rows;
+  jobs.lists.k_rows = plan.k_rows;
   jobs.lists.lists = static_cast<int>(tilings.size());
   jobs.lists.reporter = plan.context->reporter();
   for (std::size_t n = 0; n < tilings.size(); ++n) {
