@@ -142,7 +142,7 @@ double both(const Measured& m) { return m.total(); }
 // merely the luckiest, so it is found in half of the rounds and compared, round by round, in the other half; both ways.
 double loss_of(std::size_t chosen, const std::vector<std::vector<Measured>>& measured) {
   double sum = 0;
-  for (const std::size_t half : {0, 1}) {
+  for (std::size_t half = 0; half < 2; ++half) {
     std::size_t best = 0;
     for (std::size_t n = 1; n < measured.size(); ++n)
       if (middle(measured[n], both, half, 2) < middle(measured[best], both, half, 2)) best = n;

@@ -74,7 +74,7 @@ MeasuredCandidates measure_in_turn(const check::Case& c, const Problem& problem,
       for (std::size_t n = 0; n < candidates.size(); ++n) {
         barrier.arrive_and_wait();
         const double reference = calls ? calls->seconds() : 0;
-        for (const std::size_t which : {0, 1}) {
+        for (std::size_t which = 0; which < 2; ++which) {
           Operands& operands = *(*candidates[n].tensors)[at(comm.rank())];
           barrier.arrive_and_wait();
           start_together.wait();
