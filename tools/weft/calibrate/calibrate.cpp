@@ -142,10 +142,20 @@ double measure_kernels(const CalibrateOptions& options, Calibration& into) {
   return usual;
 }
 
-void compute_for(double seconds) {
-  for (const double end = thread_seconds_now() + seconds; thread_seconds_now() < end;) {
+// Work that drives what moved from the inner caches, as kernels do.
+class OtherWork {
+ public:
+  void go_on_for(double seconds) {
+    constexpr std::size_t kPiece = 4096;
+    for (const double end = thread_seconds_now() + seconds; thread_seconds_now() < end; at_ = (at_ + kPiece) % kBytes)
+      for (std::size_t n = 0; n < kPiece; n += 64) ++memory_[at_ + n];
   }
-}
+
+ private:
+  static constexpr std::size_t kBytes = std::size_t{3} << 20;
+  std::vector<char> memory_ = std::vector<char>(kBytes);
+  std::size_t at_ = 0;
+};
 
 constexpr Index kExchangedRow = 512;  // bytes
 
@@ -169,6 +179,7 @@ double exchange_seconds(Index ranks, Index rows, bool to_all, double computing, 
                        .row_stride = kExchangedRow,
                        .part_stride = kExchangedRow};
         };
+        OtherWork work;
         std::vector<Block> mine;
         std::vector<std::vector<Block>> theirs(at(kTensors));
         for (Index t = 0; t < kTensors; ++t) {
@@ -183,7 +194,7 @@ double exchange_seconds(Index ranks, Index rows, bool to_all, double computing, 
             const std::size_t t = at(call % kTensors);
             Request request =
                 to_all ? comm.all_gather(mine[t], theirs[t]) : comm.send_receive(next, mine[t], before, theirs[t][0]);
-            compute_for(computing);
+            work.go_on_for(computing);
             request.wait();
           }
           times.push_back((seconds_now() - start) / kCalls);
