@@ -142,10 +142,10 @@ double measure_kernels(const CalibrateOptions& options, Calibration& into) {
   return usual;
 }
 
-// Work that drives what moved from the inner caches, as kernels do.
+// Takes the inner caches, as a kernel between two exchanges does.
 class OtherWork {
  public:
-  void go_on_for(double seconds) {
+  void run_for(double seconds) {
     constexpr std::size_t kPiece = 4096;
     for (const double end = thread_seconds_now() + seconds; thread_seconds_now() < end; at_ = (at_ + kPiece) % kBytes)
       for (std::size_t n = 0; n < kPiece; n += 64) ++memory_[at_ + n];
@@ -159,7 +159,7 @@ class OtherWork {
 
 constexpr Index kExchangedRow = 512;  // bytes
 
-// Ranks send rows to the next or to all, and compute between the start of a call and its end, as an executor does.
+// Ranks send rows to the next or to all, and work between the start of a call and its end, as an executor does.
 // Seconds from one call to the next.
 double exchange_seconds(Index ranks, Index rows, bool to_all, double computing, const ThreadRanks& world = {}) {
   constexpr int kTimes = 5, kCalls = 20;
@@ -194,7 +194,7 @@ double exchange_seconds(Index ranks, Index rows, bool to_all, double computing, 
             const std::size_t t = at(call % kTensors);
             Request request =
                 to_all ? comm.all_gather(mine[t], theirs[t]) : comm.send_receive(next, mine[t], before, theirs[t][0]);
-            work.go_on_for(computing);
+            work.run_for(computing);
             request.wait();
           }
           times.push_back((seconds_now() - start) / kCalls);
@@ -236,7 +236,7 @@ Exchange measured_exchange() {
   return found;
 }
 
-// The median of some looks, each over the reference of its moment: single ones differ by a third from each other.
+// The median of some looks, each over the reference of its moment, because single ones differ too much.
 void measure_exchange(Machine& m, double usual_reference) {
   constexpr int kLooks = 9;
   std::vector<double> calls, messages, bytes, latencies;

@@ -2,8 +2,6 @@
 // it leaves for vector instructions, cancel.
 #pragma once
 
-#include <memory>
-
 #include "calibrate/kernel_call.h"
 #include "calibrate/kernel_times.h"
 
